@@ -9,6 +9,7 @@ from torch import nn
 
 from planner.errors import ExecutionError
 from planner.schema import (
+    Communication,
     InputSpec,
     Mesh,
     Optimizer,
@@ -76,6 +77,9 @@ def small_plan(plan: Plan, model: nn.Module, *, high: int | None = None) -> Plan
             "precision": Precision(compute="float32"),
             "optimizer": Optimizer(name="SGD", learning_rate=_LEARNING_RATE),
             **{slot: getattr(Strategy(), slot) for slot in slots()},
+            "communication": strategy.communication
+            if mesh.pp > 1 and mesh.tp > 1
+            else Communication(),
             "grad_clip_norm": None,
             "compile": False,
             "device_ranges": (),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import schedules
 
@@ -13,6 +14,7 @@ from executors.losses import LossFunction
 from executors.mesh import ProcessMesh
 from executors.pipelines.split_backward import SplitStage
 from executors.pipelines.stages import LoweredStage
+from executors.strategies.collectives import gather, scatter
 from planner.schema import Strategy
 
 __all__ = ["Pipeline"]
@@ -23,11 +25,99 @@ _PREFIX = "input: "
 
 
 class _Stage(SplitStage):
-    """A stage that is given inputs under prefixed names."""
+    """A stage that is given inputs under prefixed names.
+
+    Attributes:
+        tp: Ranks that share what crosses a cut, if each sends and receives a part.
+        entering: Shape of each tensor that it receives a part of; None for others.
+        leaving: Whether it sends a part of each tensor that it returns.
+    """
+
+    tp: dist.ProcessGroup | None = None
+    entering: tuple[torch.Size | None, ...] = ()
+    leaving: tuple[bool, ...] = ()
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         named = {name.removeprefix(_PREFIX): value for name, value in kwargs.items()}
-        return super().forward_maybe_with_nosync(*args, **named)  # type: ignore[no-untyped-call]
+        if self.entering:
+            args = tuple(map(self._whole, args, self.entering))
+        found = super().forward_maybe_with_nosync(*args, **named)  # type: ignore[no-untyped-call]
+        return tuple(map(self._part, found, self.leaving)) if self.leaving else found
+
+    def _whole(self, tensor: torch.Tensor, shape: torch.Size | None) -> torch.Tensor:
+        if shape is None:
+            return tensor
+        assert self.tp is not None, "parts are of tp"
+        return gather(tensor, self.tp, 0).view(shape)
+
+    def _part(self, tensor: torch.Tensor, divided: bool) -> torch.Tensor:
+        if not divided:
+            return tensor
+        assert self.tp is not None, "parts are of tp"
+        # A clone: a view would keep all of the tensor, and split backward detaches
+        # what a stage returns in place.
+        return scatter(tensor.reshape(-1), self.tp, 0).clone()
+
+
+def _divided(tensor: torch.Tensor, ways: int) -> bool:
+    """Return True if tp ranks can share a message."""
+    return ways > 1 and tensor.numel() % ways == 0
+
+
+def _message(tensor: torch.Tensor, ways: int) -> torch.Tensor:
+    """Return an empty tensor like what a tp rank sends."""
+    if not _divided(tensor, ways):
+        return tensor
+    size = tensor.numel() // ways
+    return tensor.new_empty(size, requires_grad=tensor.requires_grad)
+
+
+def _ways_at_cuts(strategy: Strategy, stage: LoweredStage) -> tuple[int, int]:
+    """Parts in which tensors cross the cuts before and behind a stage.
+
+    One where nothing is sent, because both stages are on one rank, or where each tp
+    rank has a shard of its own.
+    """
+    if strategy.communication.boundary == "direct":
+        return 1, 1
+    ranks, tp = strategy.stage_ranks, strategy.mesh.tp
+    index = stage.index
+    enters = index > 0 and ranks[index - 1] != ranks[index]
+    leaves = index + 1 < len(ranks) and ranks[index + 1] != ranks[index]
+    return (
+        tp if enters and not stage.input_sharded else 1,
+        tp if leaves and not stage.output_sharded else 1,
+    )
+
+
+def _made(
+    stage: LoweredStage,
+    modules: Mapping[int, nn.Module],
+    strategy: Strategy,
+    place: ProcessMesh,
+) -> _Stage:
+    """Return torch's stage for a stage of this rank; arguments of :class:`Pipeline`."""
+    before, behind = _ways_at_cuts(strategy, stage)
+    made = _Stage(
+        modules[stage.index],
+        stage.index,
+        len(strategy.stages),
+        place.device,
+        # Without static metadata torch would run each stage once on uninitialised
+        # inputs, which no integer index survives.
+        input_args=tuple(_message(one, before) for one in stage.receives),
+        output_args=tuple(_message(one, behind) for one in stage.sends),
+        group=place.group("pp"),
+    )
+    if before > 1 or behind > 1:
+        made.tp = place.group("tp")
+    if before > 1:
+        made.entering = tuple(
+            one.shape if _divided(one, before) else None for one in stage.receives
+        )
+    if behind > 1:
+        made.leaving = tuple(_divided(one, behind) for one in stage.sends)
+    return made
 
 
 def _forward_alone(actions: Sequence[Any]) -> list[Any]:
@@ -88,20 +178,7 @@ class Pipeline:
     ) -> None:
         count = len(strategy.stages)
         self.lowered = tuple(lowered)
-        stages = [
-            _Stage(
-                modules[stage.index],
-                stage.index,
-                count,
-                place.device,
-                # Without static metadata torch would run each stage once on
-                # uninitialised inputs, which no integer index survives.
-                input_args=stage.receives,
-                output_args=stage.sends,
-                group=place.group("pp"),
-            )
-            for stage in lowered
-        ]
+        stages = [_made(stage, modules, strategy, place) for stage in lowered]
         spec = strategy.schedule_spec
         assert spec.runs is not None, "no class of torch runs it, a violation"
         kind = getattr(schedules, spec.runs)

@@ -271,10 +271,33 @@ def _sent_bytes(context: PricingContext, combos: Combinations, cut: Array) -> Ar
     Every tp rank has all of a stream that is not divided. Source: Narayanan et al.
     2021, section 4.1, "Scatter/gather communication optimization".
     """
-    if not context.recipe.scattered_transfers:
+    chosen = context.regime.communication.boundary == "scattered"
+    if not (context.recipe.scattered_transfers or chosen):
         return cut
     whole = combos.sequence_parallel == 0
     return cut / np.where(whole, combos.tp, 1)[:, None]
+
+
+def _gathered_cuts(
+    context: PricingContext, combos: Combinations, cut: Array, lines: Array
+) -> tuple[Array, Array]:
+    """Bytes and seconds of putting together what crosses each cut in parts.
+
+    The gathers of transfers that a framework scatters by itself are in its constants.
+
+    Args:
+        context: The request.
+        combos: Degrees.
+        cut: Bytes across cuts. Shape [C, U - 1].
+        lines: Of tp's all-gather. Shape [C, 2, 2].
+    Returns:
+        Shapes [C, U - 1].
+    """
+    if context.regime.communication.boundary == "direct":
+        return np.zeros_like(cut), np.zeros_like(cut)
+    parts = ((combos.sequence_parallel == 0) & (combos.tp > 1))[:, None]
+    both = lines[:, :, 0, None] + lines[:, :, 1, None] * cut[:, None]
+    return np.where(parts, cut, 0.0), np.where(parts, both.min(axis=1), 0.0)
 
 
 def _parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:
@@ -326,6 +349,9 @@ class UnitCosts:
             head; 0 where that is not known. Shape [C].
         cut_bytes: Across the cut after each unit, per device. Shape [C, U - 1].
         sent_bytes: What each device sends of them. Shape [C, U - 1].
+        gathered_bytes: What tp ranks behind the cut gather of them, which each got a
+            part of; as much in backward before it. Shape [C, U - 1].
+        gather_s: Seconds of one of the two. Shape [C, U - 1].
         shared_bytes: Those of them that the unit behind the cut saves as they come:
             all, but where sequence parallelism begins. Shape [C, U - 1].
         tp_bytes: Sent by one device for tp in forward and backward. [C, U]; also
@@ -365,6 +391,8 @@ class UnitCosts:
     output_bytes: Array
     cut_bytes: Array
     sent_bytes: Array
+    gathered_bytes: Array
+    gather_s: Array
     shared_bytes: Array
     tp_bytes: Array
     cp_bytes: Array
@@ -458,6 +486,10 @@ def price_units(
     halves, output = between_halves(context, classes, combos, scale)
     cut, shared = _cut_bytes(context, classes, combos, scale)
     sent = _sent_bytes(context, combos, cut)
+    gathered, gather_s = _gathered_cuts(context, combos, cut, lines.tp["all_gather"])
+    # A stage keeps the part that it received; what it puts together if it saves that.
+    cut = np.where(gathered > 0, sent, cut)
+    shared = np.where(gathered > 0, 0.0, shared)
     parameters = _parameters(context, classes, combos)
     transient = transient_bytes_of(saved, working, to_units, repeated)
     logits = (classes.loss_bytes * scale[:, None]) @ to_units
@@ -497,6 +529,8 @@ def price_units(
         output_bytes=output,
         cut_bytes=cut,
         sent_bytes=sent,
+        gathered_bytes=gathered,
+        gather_s=gather_s,
         shared_bytes=shared,
         tp_bytes=tp.sent,
         cp_bytes=cp.sent @ to_units,

@@ -205,7 +205,10 @@ def _parallelism(
     if mesh.pp > 1:
         parts = torchtitan_parts(strategy, head=head) or ()
         values |= {
-            "pipeline_parallel_schedule": strategy.schedule,
+            # torch's class, which knows the order by its own name.
+            "pipeline_parallel_schedule": (strategy.schedule_spec.runs or "")[
+                len("Schedule") :
+            ],
             "pipeline_parallel_microbatch_size": strategy.microbatch_size,
             "module_fqns_per_model_part": [list(part) for part in parts],
         }

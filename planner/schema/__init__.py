@@ -24,6 +24,7 @@ from planner.schema.schedules import (
 from planner.schema.strategy import (
     AXES,
     PINNABLE,
+    Communication,
     ContextAlgorithm,
     Mesh,
     Optimizer,
@@ -40,6 +41,7 @@ __all__ = [
     "PINNABLE",
     "Alternative",
     "ClusterReference",
+    "Communication",
     "Contender",
     "ContextAlgorithm",
     "Document",

@@ -150,6 +150,8 @@ def _overlap_line(plan: PlanFields) -> str:
         told.append(f"{_number(overlap.backward_prefetch, 'unit')} ahead in backward")
     if overlap.bucket_bytes is not None:
         told.append(f"gradient buckets of {format_bytes(overlap.bucket_bytes)}")
+    if plan.strategy.communication.boundary == "scattered":
+        told.append("tp ranks share the messages between stages")
     return ", ".join(told)
 
 

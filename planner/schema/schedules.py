@@ -87,6 +87,9 @@ class ScheduleSpec:
             :class:`planner.cost.pipelines.PipelinePricing`.
         representative: Whether enumeration lists it; the others differ from these in
             bubbles and memory alone, and are tried on the best meshes.
+        one_stage: Schedule whose name this order has where a rank holds one stage, as
+            strategies that were saved before it had one may: they are read and run as
+            they are, but none is planned.
         stands_in_for: A representative as fast with less memory, in whose place this
             one is listed where that one is illegal.
         staleness: Steps by which the weights of a backward may be old.
@@ -110,6 +113,7 @@ class ScheduleSpec:
     closed_form: ClosedForm = "chains"
     prices: str = "planner.cost.pipelines.flushed:PRICING"
     representative: bool = False
+    one_stage: str | None = None
     stands_in_for: str | None = None
     staleness: int = 0
     runs: str | None = None
@@ -162,6 +166,8 @@ class ScheduleSpec:
             if value < 1:
                 return f"{name}={value} is not positive; use 1 or more"
         least, most = self.virtual_stages
+        if virtual_stages == 1 and self.one_stage is not None:
+            least = 1
         if virtual_stages < least or (most is not None and virtual_stages > most):
             held = {(1, 1): "one stage", (2, 2): "exactly two stages"}.get(
                 (least, most or 0),
@@ -271,7 +277,8 @@ for _spec in (
     ScheduleSpec(
         name="Interleaved1F1B",
         code=2,
-        virtual_stages=(1, None),
+        virtual_stages=(2, None),
+        one_stage="Eager1F1B",
         equal_rounds=True,
         order="planner.simulate.looped:interleaved_rows",
         in_flight=InFlight(per_pp=2, constant=-1, fewer_per_rank=2, in_rounds=True),
@@ -331,6 +338,17 @@ for _spec in (
         runs="ScheduleDualPipeV",
         runs_on_gloo_since=(2, 13),
         source=f"{_TORCH}; DeepSeek-AI 2024, DualPipe; Sea AI Lab's V shape",
+    ),
+    # 1F1B with nearly twice as many microbatches under way, which hide transfers.
+    ScheduleSpec(
+        name="Eager1F1B",
+        code=7,
+        equal_rounds=True,
+        order="planner.simulate.looped:interleaved_rows",
+        in_flight=InFlight(per_pp=2, constant=-1, fewer_per_rank=2),
+        closed_form="rounds",
+        runs="ScheduleInterleaved1F1B",
+        source=f"{_TORCH}, of one stage a rank; Zhuang et al. 2023, arXiv 2211.05322",
     ),
 ):
     register_schedule(_spec)

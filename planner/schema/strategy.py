@@ -32,6 +32,8 @@ __all__ = [
     "AXES",
     "MOST_STAGES",
     "PINNABLE",
+    "Boundary",
+    "Communication",
     "ContextAlgorithm",
     "Mesh",
     "Optimizer",
@@ -169,6 +171,23 @@ class Overlap(Document):
     bucket_bytes: Annotated[int, Field(ge=1024, le=2**40)] | None = None
 
 
+#: How tp ranks send what all of them hold to the next stage: each all of it, or each
+#: its part, which the receivers put together.
+Boundary = Literal["direct", "scattered"]
+
+
+class Communication(Document):
+    """Ways in which messages travel.
+
+    Attributes:
+        boundary: Between pipeline stages: ``direct`` sends all that a tp rank holds;
+            ``scattered`` sends the tp-th part of what all tp ranks hold alike, which
+            those of the next stage gather. Exact.
+    """
+
+    boundary: Boundary = "direct"
+
+
 Style = Literal["colwise", "rowwise", "vocab", "replicated", "region", "experts"]
 
 
@@ -271,6 +290,7 @@ class Strategy(Document):
         asynchrony: When the stages of a pipeline update their weights.
         gradient_compression: Done to gradients on their way between plain replicas.
         overlap: What communication runs ahead of, and in which pieces.
+        communication: Ways in which messages travel.
         compile: Whether ``torch.compile`` fuses the ops of each block.
         device_ranges: Device ids by rank, as half-open ranges [start, stop);
             rank 0 is the first id of the first range.
@@ -296,6 +316,7 @@ class Strategy(Document):
     gradient_compression: GradientCompression = "none"
     grad_clip_norm: Annotated[float, Field(gt=0)] | None = None
     overlap: Overlap = Overlap()
+    communication: Communication = Communication()
     compile: bool = False
     device_ranges: tuple[tuple[int, int], ...] = ()
     semantics: Literal["exact", "approximate"] = "exact"
@@ -498,6 +519,7 @@ _TOKENS = {
     "overlap.forward_prefetch": "forward_prefetch{}",
     "overlap.backward_prefetch": "backward_prefetch{}",
     "overlap.bucket_bytes": "bucket{}",
+    "communication.boundary": "{}_boundary",
     "compile": "compiled",
     "semantics": "{}",
 }
@@ -521,6 +543,7 @@ PINNABLE = (
     "recompute",
     "sequence_parallel",
     *slots(),
+    "boundary",
     "compile",
     "semantics",
 )

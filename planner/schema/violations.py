@@ -28,6 +28,7 @@ from planner.schema.strategy import (
 __all__ = [
     "Case",
     "batch_norm_violation",
+    "boundary_violation",
     "comparison_violation",
     "coupled_violation",
     "executor_violations",
@@ -420,6 +421,32 @@ def _overlap(case: Case) -> str | None:
     return None
 
 
+def boundary_violation(boundary: str, pp: int, tp: int) -> str | None:
+    """Why messages between stages cannot be scattered; None if they can.
+
+    Args:
+        boundary: As ``communication.boundary``.
+        pp: Pipeline degree.
+        tp: Tensor parallel degree.
+    """
+    if boundary == "direct" or (pp > 1 and tp > 1):
+        return None
+    lacks = "no stages" if pp == 1 else "no ranks that hold the same"
+    axis = f"pp={pp}" if pp == 1 else f"tp={tp}"
+    return (
+        f"communication.boundary={boundary} with {axis}; there are {lacks} to "
+        f"{'send between' if pp == 1 else 'share a message'}, use direct, or pp > 1 "
+        f"and tp > 1"
+    )
+
+
+def _boundary(case: Case) -> str | None:
+    strategy = case.strategy
+    return boundary_violation(
+        strategy.communication.boundary, strategy.mesh.pp, strategy.mesh.tp
+    )
+
+
 def _compiled(case: Case) -> str | None:
     strategy = case.strategy
     if not strategy.compile:
@@ -493,6 +520,7 @@ _RULES: tuple[Callable[[Case], str | None], ...] = (
     _precision,
     _loss,
     _overlap,
+    _boundary,
     _compiled,
     _patterns,
     _tied,

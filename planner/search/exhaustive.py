@@ -14,7 +14,7 @@ from planner.search.base import Candidate, Request, SearchResult, finish, scores
 from planner.search.budget import Budget
 from planner.search.ideals import along_ideals
 from planner.search.orders import device_orders
-from planner.search.refine import candidates_of_row, eager_variants, schedule_variants
+from planner.search.refine import candidates_of_row, schedule_variants
 from planner.space import MESH_COLUMNS, StrategyTable, enumerate_strategies, legal
 
 __all__ = ["ExhaustivePartitioner", "search_order"]
@@ -123,10 +123,7 @@ def _variants(request: Request, rows: list[dict[str, int]]) -> list[dict[str, in
         variant
         for row in rows
         if row["pp"] > 1
-        for variant in (
-            *schedule_variants(row, request.facts.num_units, schedule_names()),
-            *eager_variants(row),
-        )
+        for variant in schedule_variants(row, request.facts.num_units, schedule_names())
         if virtual in {None, variant["virtual_stages"]}
     ]
     if not found:

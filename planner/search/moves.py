@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from planner.schema import AXES
 from planner.schema.schedules import schedule_name, schedule_spec, schedules
-from planner.search.refine import eager_variants, schedule_variants
+from planner.search.refine import schedule_variants
 from planner.space import Facts, StrategyTable, legal
 
 __all__ = [
@@ -348,7 +348,6 @@ def _kinds(
     yield {**row, "sequence_parallel": 1 - row["sequence_parallel"]}
     if row["pp"] > 1:
         yield from schedule_variants(row, facts.num_units, schedules)
-        yield from eager_variants(row)
         for virtual in range(2, _MOST_VIRTUAL + 1):
             yield {**row, "virtual_stages": virtual}
 

@@ -28,7 +28,7 @@ from planner.space import (
     skeleton,
 )
 
-__all__ = ["ExactPricer", "candidates_of_row", "eager_variants", "schedule_variants"]
+__all__ = ["ExactPricer", "candidates_of_row", "schedule_variants"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -234,19 +234,6 @@ def schedule_variants(
         if spec.violation(row["pp"], virtual, row["num_microbatches"]) is None:
             variants.append({**row, "schedule": spec.code, "virtual_stages": virtual})
     return variants
-
-
-def eager_variants(row: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return the row as Interleaved1F1B with one stage a rank, if torch accepts that.
-
-    It is 1F1B with twice as many microbatches in flight, which hide slow transfers.
-    Source: Zhuang et al. 2023, On Optimizing the Communication of Model Parallelism
-    (eager 1F1B).
-    """
-    spec = schedule_spec("Interleaved1F1B")
-    if spec.violation(row["pp"], 1, row["num_microbatches"]) is not None:
-        return []
-    return [{**row, "schedule": spec.code, "virtual_stages": 1}]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -109,6 +109,11 @@ def _schedules(
             virtual = list(range(max(2, least), upto + 1))
         if "virtual_stages" in pins:
             virtual = [pins["virtual_stages"]]
+        if virtual == [1] and spec.one_stage is not None:
+            # Its order has a name of its own then, unless that was not asked for.
+            if "schedule" not in pins:
+                pairs.append((schedule_spec(spec.one_stage).code, 1))
+            continue
         pairs += [(spec.code, count) for count in virtual]
     return pairs
 

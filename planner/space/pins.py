@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from planner.errors import StrategyError, UnknownNameError
 from planner.schema import PINNABLE
 from planner.schema.methods import read_method, slots
 from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
+from planner.schema.strategy import Boundary
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = ["Pin", "normalize_pins", "pin_text", "read_pins"]
@@ -21,7 +22,7 @@ Pin = bool | int | str
 #: Knobs that are on or off.
 _SWITCHES = frozenset({"sequence_parallel", "compile"})
 #: Knobs that all strategies of a request have in common: no column of a table.
-_COMMON = frozenset({*slots(), "compile", "semantics"})
+_COMMON = frozenset({*slots(), "boundary", "compile", "semantics"})
 _SEMANTICS = ("exact", "approximate")
 
 
@@ -29,7 +30,12 @@ def _names(knob: str) -> Sequence[str]:
     """Return the names of a knob's values; empty if they have none."""
     if knob == "schedule":
         return schedule_names()
-    return {"recompute": RECOMPUTE_NAMES, "semantics": _SEMANTICS}.get(knob, ())
+    named = {
+        "recompute": RECOMPUTE_NAMES,
+        "semantics": _SEMANTICS,
+        "boundary": get_args(Boundary),
+    }
+    return named.get(knob, ())
 
 
 def _code(knob: str, value: Pin) -> int:
@@ -59,9 +65,18 @@ def read_pins(pins: Mapping[str, Any]) -> dict[str, Pin]:
         pins: Knob to value.
     Raises:
         UnknownNameError: If a knob, schedule, recompute kind or method does not exist.
-        StrategyError: If a value has the wrong type or is out of range.
+        StrategyError: If a value has the wrong type or is out of range, or a schedule
+            has another name with the number of virtual stages.
     """
-    return {knob: _read(knob, value) for knob, value in pins.items()}
+    read = {knob: _read(knob, value) for knob, value in pins.items()}
+    name, virtual = read.get("schedule"), read.get("virtual_stages")
+    other = schedule_spec(name).one_stage if isinstance(name, str) else None
+    if virtual == 1 and other is not None:
+        raise StrategyError(
+            f"pin schedule={name} with virtual_stages=1; with one stage a rank it is "
+            f"{other}, use schedule={other}, or virtual_stages=2 or more"
+        )
+    return read
 
 
 def _read(knob: str, value: Any) -> Pin:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from planner.schema import Strategy
+from planner.schema import Communication, Strategy
 from planner.schema.methods import (
     Asynchrony,
     GradientCompression,
@@ -38,6 +38,7 @@ class Regime:
     synchronisation: Synchronisation = field(default_factory=AllReduce)
     asynchrony: Asynchrony = field(default_factory=Flushed)
     gradient_compression: GradientCompression = "none"
+    communication: Communication = field(default_factory=Communication)
     compile: bool = False
     semantics: Literal["exact", "approximate"] = "exact"
     efficiency: float | None = None
@@ -61,6 +62,8 @@ class Regime:
             values["semantics"] = "approximate"
         if "semantics" in pins:
             values["semantics"] = pins["semantics"]
+        if "boundary" in pins:
+            values["communication"] = Communication(boundary=pins["boundary"])
         return cls(compile=bool(pins.get("compile", False)), **values)
 
     @property

@@ -19,6 +19,7 @@ from planner.schema.schedules import schedule_name, schedule_spec
 from planner.schema.violations import (
     Case,
     batch_norm_violation,
+    boundary_violation,
     coupled_violation,
     stream_violation,
 )
@@ -341,6 +342,15 @@ RULES: tuple[Rule, ...] = (
         violation=_tp_sharding_violation,
     ),
     Rule(name="blocks", violated=_blocks_violated, violation=_blocks_violation),
+    Rule(
+        name="boundary",
+        violated=lambda t, f: (
+            (f.regime.communication.boundary != "direct") & ((t.pp == 1) | (t.tp == 1))
+        ),
+        violation=lambda r, f: (
+            boundary_violation(f.regime.communication.boundary, r["pp"], r["tp"]) or ""
+        ),
+    ),
     Rule(
         name="sequence_parallel",
         violated=lambda t, _: (t.sequence_parallel > 0) & (t.tp == 1),

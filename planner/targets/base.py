@@ -82,6 +82,11 @@ def _divides_tensors(case: Case) -> bool:
     return mesh.tp > 1 or mesh.ep > 1
 
 
+def _shares_messages(case: Case) -> bool:
+    mesh = case.strategy.mesh
+    return mesh.pp > 1 and mesh.tp > 1
+
+
 def _divides_sequences(case: Case) -> bool:
     return case.strategy.mesh.cp > 1
 
@@ -156,6 +161,9 @@ _NOTES: dict[str, _Note] = {
     "overlap.forward_prefetch": _Note(means="units gathered ahead in forward"),
     "overlap.backward_prefetch": _Note(means="units gathered ahead in backward"),
     "overlap.bucket_bytes": _Note(means="gradient bucket of replicas"),
+    "communication.boundary": _Note(
+        means="messages between stages", matters=_shares_messages
+    ),
     "compile": _Note(means="torch.compile of blocks"),
     "device_ranges": _Note(means="device of every rank"),
     "semantics": _Note(means="consent to approximate training"),

@@ -180,6 +180,10 @@ TARGETS = (
             }
         ),
         leaves=frozenset({"sharding.patterns", "sharding.loss_parallel"}),
+        reasons={
+            "communication.boundary": "its core sends tensors as tp ranks hold them "
+            "(p2p_communication.py), with sequence parallelism in shards",
+        },
         sizes=frozenset({"mesh.pp", "num_microbatches"}),
         rules=(
             _whole_layers,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from planner.schema import Overlap, Stage, Strategy
+from planner.schema import Communication, Overlap, Stage, Strategy
 from planner.schema.base import leaf_defaults
 from planner.schema.methods import slots
 from planner.targets.base import Case, Target
@@ -62,6 +62,7 @@ def _edits(strategy: Strategy) -> Iterator[Strategy]:
 _PLAIN: dict[str, Any] = {
     "device_ranges": (),
     "overlap": Overlap(),
+    "communication": Communication(),
     **{slot: leaf_defaults(Strategy)[slot] for slot in slots()},
     "context_algorithm": "ring",
     "compile": False,

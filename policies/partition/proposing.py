@@ -274,7 +274,10 @@ _PLAIN, _VARIED = 3, 3
 _PREFERRED = {
     schedule_spec(name).code: place
     for place, name in enumerate(
-        ("ZBVZeroBubble", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS")
+        (
+            *("ZBVZeroBubble", "Interleaved1F1B", "Eager1F1B"),
+            *("InterleavedZeroBubble", "LoopedBFS"),
+        )
     )
 }
 #: Share of the time left for pricing meshes with all rows.

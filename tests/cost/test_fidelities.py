@@ -127,7 +127,7 @@ def test_the_table_bounds_random_strategies_of_a_real_model(keeps_graph: bool) -
     for _ in range(60):
         name = str(random.choice(schedule_names()))
         pp, many = int(random.choice([2, 4, 8])), int(random.choice([16, 32]))
-        single = name in ("GPipe", "1F1B")
+        single = schedule_spec(name).single_stage
         values = row(
             pp=pp,
             schedule=schedule_spec(name).code,  # type: ignore[arg-type]

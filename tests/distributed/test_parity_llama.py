@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from planner.schema import Optimizer, Precision
+from tests.distributed.cases import make_plan, train
 from tests.distributed.compare import distance
 from tests.distributed.pool import Pool
 from tests.marked import cases
@@ -32,7 +34,7 @@ MESHES: dict[str, dict[str, Any]] = {
         "schedule": "Interleaved1F1B",
     },
     # 1F1B with twice as many microbatches under way.
-    "eager": {"pp": 2, "num_microbatches": 4, "schedule": "Interleaved1F1B"},
+    "eager": {"pp": 2, "num_microbatches": 4, "schedule": "Eager1F1B"},
     "pp-zero2-tp": {
         "pp": 2,
         "dp_shard": 2,
@@ -65,6 +67,24 @@ SLOW = {"pp-zero2-tp", "tp-ddp", "gpipe", "zero2"}
 )
 def test_every_mesh_trains_as_one_process_does(pool: Pool, mesh: str) -> None:
     assert distance(pool, "llama", **MESHES[mesh]).largest <= EXACT
+
+
+@pytest.mark.parametrize(
+    "schedule", cases(["Eager1F1B", "Interleaved1F1B"], further={"Interleaved1F1B"})
+)
+def test_eager_1f1b_has_the_gradients_of_1f1b_to_the_bit(
+    pool: Pool, schedule: str
+) -> None:
+    """Backwards have the same order. Plans may hold its name of before."""
+    found = []
+    for name in ("1F1B", schedule):
+        plan = make_plan("llama", pp=2, num_microbatches=4, schedule=name)
+        found.append(pool.run(train, 2, plan.to_json(), 2, False)[0])
+    for plain, eager in zip(*found, strict=True):
+        assert eager["loss"] == plain["loss"]
+        assert sorted(eager["grads"]) == sorted(plain["grads"])
+        for name, gradient in plain["grads"].items():
+            assert np.array_equal(eager["grads"][name], gradient), name
 
 
 ACCUMULATING: dict[str, dict[str, Any]] = {

@@ -126,6 +126,7 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"mesh": {"pp": 4, "tp": 2}, "schedule": "DualPipeV", "virtual_stages": 2},
         "schedule=DualPipeV",
     ),
+    "eager": ({"mesh": {"pp": 8}, "schedule": "Eager1F1B"}, "use 1F1B or Interleaved"),
     "one virtual stage": (
         {"mesh": {"pp": 8}, "schedule": "Interleaved1F1B"},
         "virtual_stages=1",

@@ -102,6 +102,16 @@ def test_zero_is_whether_weights_are_freed(zero: int, word: str) -> None:
     assert _toml(plan)["parallelism"]["fsdp_reshard_after_forward"] == word
 
 
+def test_schedules_have_the_names_of_torchs_classes() -> None:
+    fields = {"mesh": {"pp": 4, "dp_shard": 2}, "zero_stage": 2}
+    for name, torchs in (("1F1B", "1F1B"), ("Eager1F1B", "Interleaved1F1B")):
+        plan = make_plan(schedule=name, num_microbatches=8, **fields)
+        said = _keywords(plan)["pipeline_parallel_schedule"]
+        assert said == torchs
+        toml = _toml(plan)["parallelism"]
+        assert toml["pipeline_parallel_schedule"] == torchs
+
+
 def test_no_clipping_is_an_endless_norm() -> None:
     assert _toml(OURS["zero3"])["training"]["max_norm"] == math.inf
     assert _keywords(OURS["zero3"])["max_norm"] == "float('inf')"

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from planner.schema import (
     Alternative,
     ClusterReference,
+    Communication,
     InputSpec,
     Mesh,
     ModelReference,
@@ -119,6 +120,10 @@ overlaps = st.builds(
     bucket_bytes=st.none() | st.integers(1024, 2**40),
 )
 
+communications = st.builds(
+    Communication, boundary=st.sampled_from(["direct", "scattered"])
+)
+
 
 def _other_values(document: type[MethodDocument], name: str) -> list[Any]:
     """Some values of a setting that are not its default."""
@@ -203,6 +208,7 @@ def strategies(draw: st.DrawFn) -> Strategy:
         optimizer=draw(optimizers),
         grad_clip_norm=draw(st.none() | positives),
         overlap=draw(overlaps),
+        communication=draw(communications),
         compile=draw(st.booleans()),
         **{slot: draw(_values(slot)) for slot in slots()},
         semantics=draw(st.sampled_from(["exact", "approximate"])),

@@ -88,7 +88,7 @@ def test_a_row_that_a_cut_let_fit_is_taken_to_fit_elsewhere() -> None:
 def test_eager_pipelines_are_a_move_away() -> None:
     request = tight(80e9)
     campaign, every = priced(request)
-    plain = schedule_spec("1F1B").code, schedule_spec("Interleaved1F1B").code
+    plain = schedule_spec("1F1B").code, schedule_spec("Eager1F1B").code
     one = next(
         each
         for each in every

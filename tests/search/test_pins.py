@@ -49,6 +49,7 @@ VALUES: dict[str, list[Any]] = {
     "recompute": list(RECOMPUTE_NAMES),
     "sequence_parallel": [False, True],
     **{slot: list(method_names(slot)) for slot in slots()},
+    "boundary": ["direct", "scattered"],
     "compile": [False, True],
     "semantics": ["exact", "approximate"],
 }
@@ -68,12 +69,14 @@ def drawn_pins(count: int, seed: int) -> list[dict[str, Any]]:
             replace=False,
             p=weights / weights.sum(),
         )
-        found.append(
-            {
-                str(k): VALUES[str(k)][int(rng.integers(len(VALUES[str(k)])))]
-                for k in knobs
-            }
-        )
+        drawn = {
+            str(k): VALUES[str(k)][int(rng.integers(len(VALUES[str(k)])))]
+            for k in knobs
+        }
+        if drawn.get("schedule") == "Interleaved1F1B":
+            # With one stage a rank it has another name, and the pins are refused.
+            drawn |= {"virtual_stages": 2} if "virtual_stages" in drawn else {}
+        found.append(drawn)
     return found
 
 
@@ -85,6 +88,8 @@ def value_of(made: Plan, knob: str) -> set[Any]:
         return {stage.recompute for stage in strategy.stages}
     if knob == "sequence_parallel":
         return {strategy.sharding.sequence_parallel}
+    if knob == "boundary":
+        return {strategy.communication.boundary}
     value = getattr(strategy, knob)
     return {str(value) if knob in slots() else value}
 

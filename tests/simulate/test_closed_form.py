@@ -38,6 +38,18 @@ def _ratios(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return compute, sends
 
 
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_eager_1f1b_takes_as_long_as_1f1b_and_hides_transfers(pp: int) -> None:
+    """Without transfers; with them, one of a fill each way is all that is seen."""
+    many = 4 * pp
+    plain = closed_form_makespan("1F1B", pp, 1, many, 1.0, 2.0)
+    assert closed_form_makespan("Eager1F1B", pp, 1, many, 1.0, 2.0) == plain
+    sends = (0.0, 0.5, 0.5)
+    hidden = closed_form_makespan("Eager1F1B", pp, 1, many, 1.0, 2.0, *sends)
+    assert hidden == plain + 2 * (pp - 1) * 0.5
+    assert closed_form_makespan("1F1B", pp, 1, many, 1.0, 2.0, *sends) > hidden
+
+
 @pytest.mark.parametrize("schedule", schedule_names())
 def test_agrees_with_the_engine_within_one_percent(schedule: str) -> None:
     cases = legal((1, 2, 3, 4, 8), (1, 2, 3), (1, 5, 8, 24, 96))

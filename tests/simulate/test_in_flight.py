@@ -91,6 +91,17 @@ def test_gpipe_holds_all_and_1f1b_as_many_as_stages_follow() -> None:
     assert peak_counts(actions("1F1B", 4, 1, 16)).split.tolist() == [0] * 4
 
 
+@pytest.mark.parametrize("pp", [2, 3, 4, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+def test_eager_1f1b_holds_two_more_for_each_stage_that_follows(
+    pp: int, rounds: int
+) -> None:
+    many = rounds * pp
+    table = actions("Eager1F1B", pp, 1, many)
+    expected = [min(many, 2 * (pp - stage) - 1) for stage in range(pp)]
+    assert peak_in_flight(table).tolist() == expected
+
+
 def test_interleaving_holds_more_than_1f1b() -> None:
     # Warm-up of rank 0: (v - 1) pp + 2 (pp - 1) forwards, plus the one in hand.
     table = actions("Interleaved1F1B", 4, 2, 16)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.pipelining import schedules
 
+from planner.schema import schedule_spec
+
 __all__ = ["executed_order", "torch_order"]
 
 
@@ -38,7 +40,7 @@ def torch_order(
     own = list(range(0, stages, pp))
     if schedule in ("ZBVZeroBubble", "DualPipeV") and virtual_stages == 2:
         own = [0, stages - 1]
-    made = schedules.get_schedule_class(schedule)(
+    made = getattr(schedules, str(schedule_spec(schedule).runs))(
         [_Stage(index, stages, pp) for index in own], num_microbatches
     )
     return {

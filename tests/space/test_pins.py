@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.errors import StrategyError, UnknownNameError
-from planner.schema import PINNABLE, Strategy
+from planner.schema import PINNABLE, Communication, Strategy
 from planner.schema.methods.local_steps import LocalSteps
 from planner.schema.schedules import schedule_spec
 from planner.space import (
@@ -63,6 +63,11 @@ def test_typing_errors_name_the_nearest(pins: dict[str, Any], words: str) -> Non
         ({"synchronisation": "local_steps:2"}, "'2' is not SETTING=VALUE"),
         ({"synchronisation": "all_reduce:x=1"}, "has no settings"),
         ({"gradient_compression": "float16:x=1"}, "has no settings"),
+        (
+            {"schedule": "Interleaved1F1B", "virtual_stages": 1},
+            "virtual_stages=1; with one stage a rank it is Eager1F1B, use schedule="
+            "Eager1F1B, or virtual_stages=2 or more",
+        ),
     ],
 )
 def test_values_of_the_wrong_type_or_size_are_refused(
@@ -119,6 +124,8 @@ def test_pins_become_columns_of_a_table() -> None:
         "sequence_parallel=1",
     ]
     of_regime = {f for f in Regime.__dataclass_fields__ if f in Strategy.model_fields}
+    # A document of one leaf, pinned by that.
+    of_regime = of_regime - {"communication"} | {*Communication.model_fields}
     columns = {*StrategyTable.__dataclass_fields__}
     assert set(PINNABLE) == columns | of_regime
 

@@ -333,9 +333,10 @@ class Stages:
         cp_forward = cp * costs.cp_forward
         full = self.recompute == 2
         tp_again = np.where(self.recompute > 0, tp_repeated, 0.0)
-        forward_talk = tp + ep + cp_forward
+        entering, leaving = self._around(self.crossing(costs.gather_s))
+        forward_talk = tp + ep + cp_forward + entering
         repeated = tp_again + np.where(full, ep + cp_forward, 0.0)
-        backward_talk = tp + ep + (cp - cp_forward) + repeated
+        backward_talk = tp + ep + (cp - cp_forward) + repeated + leaving
         backward = backward + again + backward_talk
         input_half, weight_half = backward - weight, weight.copy()
         if self.strategy.schedule_spec.splits_backward:
@@ -348,7 +349,7 @@ class Stages:
             weight_half=weight_half,
             weight=weight,
             again=again,
-            tensor=2 * tp + tp_again,
+            tensor=2 * tp + tp_again + entering + leaving,
             context=cp + np.where(full, cp_forward, 0.0),
             expert=ep * np.where(full, 3.0, 2.0),
             forward_talk=forward_talk,
@@ -385,22 +386,35 @@ class Stages:
         """
         return np.where(self.rank[1:] == self.rank[:-1], 0.0, self.at_cuts(values))
 
+    @staticmethod
+    def _around(cuts: Array) -> tuple[Array, Array]:
+        """Values at the cuts before and behind each stage. Shapes [stages]."""
+        return np.concatenate([[0.0], cuts]), np.concatenate([cuts, [0.0]])
+
     @cached_property
     def sent_bytes(self) -> Array:
         """Activations and gradients that each pp rank sends for a microbatch. [pp]."""
-        cut = self.crossing(self.costs.sent_bytes)
-        both = np.concatenate([cut, [0.0]]) + np.concatenate([[0.0], cut])
-        return self.of_ranks(both)
+        before, behind = self._around(self.crossing(self.costs.sent_bytes))
+        return self.of_ranks(before + behind)
+
+    @cached_property
+    def gathered_bytes(self) -> Array:
+        """Bytes that tp ranks of each pp rank gather for a microbatch. Shape [pp]."""
+        before, behind = self._around(self.crossing(self.costs.gathered_bytes))
+        return self.of_ranks(before + behind)
 
     @cached_property
     def axis_bytes(self) -> dict[str, Array]:
         """Bytes that each pp rank sends along axes inside layers, a step. [pp]."""
         costs, many = self.costs, self.strategy.num_microbatches
         units = {"cp": costs.cp_bytes, "tp": costs.tp_bytes, "ep": costs.ep_bytes}
-        return {
+        found = {
             axis: self.of_ranks(self.sums(sent[0])) * many
             for axis, sent in units.items()
         }
+        tp = self.strategy.mesh.tp
+        found["tp"] = found["tp"] + self.gathered_bytes * many * (tp - 1) / tp
+        return found
 
     @cached_property
     def payload_bytes(self) -> dict[str, Array]:
@@ -413,6 +427,7 @@ class Stages:
             kind: (self.of_ranks(own) + self.of_ranks(more * anything)) * many
             for kind, own, more in zip(TP_KINDS, every, repeated, strict=True)
         }
+        tensor["all_gather"] = tensor["all_gather"] + self.gathered_bytes * many
         summed, experts = map(self.of_ranks, self.sums(costs.summed_parameters[:, 0]))
         exchanged = self.sums(2 * costs.ep_payload[0] + costs.cp_payload[0])
         # Selective recomputation keeps attention, and not what it was sent.

@@ -146,11 +146,8 @@ def find_layouts(
 
 
 def _eager(request: Request, mesh: Index) -> StrategyTable:
-    """Return rows of Interleaved1F1B with one stage a rank: they hide transfers.
-
-    See :func:`planner.search.refine.eager_variants`.
-    """
-    code = schedule_spec("Interleaved1F1B").code
+    """Return rows of Eager1F1B, whose microbatches under way hide transfers."""
+    code = schedule_spec("Eager1F1B").code
     pins = {**request.pins, "schedule": code, "virtual_stages": 1}
     table = expand_meshes(mesh[mesh[:, 0] > 1], request.facts, pins)
     return table[np.flatnonzero(has_textbook_time(table))]

@@ -21,7 +21,7 @@ from planner.search.device_order.groups import DeviceGroups
 from planner.search.device_order.screening import Screened, few_rows
 from planner.search.device_order.subsets import Choices
 from planner.search.moves import Solution
-from planner.search.refine import ExactPricer, eager_variants
+from planner.search.refine import ExactPricer, schedule_variants
 from planner.space import MESH_COLUMNS, StrategyTable, legal
 
 __all__ = [
@@ -255,11 +255,11 @@ def best_score(request: Request, cuts: list[Candidate]) -> float:
 def _eager(exact: ExactPricer, near: NearFeasible) -> list[NearFeasible]:
     """Return a pipeline's row as eager 1F1B, if pins and rules allow that."""
     request, one = exact.request, near.solution
+    units = request.facts.num_units if one.row["pp"] > 1 else 0
     found = [
         other
-        for other in (eager_variants(one.row) if one.row["pp"] > 1 else [])
-        if other != one.row
-        and all(other[knob] == value for knob, value in request.pins.items())
+        for other in schedule_variants(one.row, units, ("Eager1F1B",))
+        if all(other[knob] == value for knob, value in request.pins.items())
     ]
     if not found:
         return []

@@ -14,7 +14,7 @@ from planner.search.device_order.groups import DeviceGroups
 from planner.search.device_order.layouts import Layouts, find_layouts
 from planner.search.device_order.near_feasible import RecutMeshes
 from planner.search.device_order.subsets import Choices
-from planner.search.refine import ExactPricer, eager_variants, schedule_variants
+from planner.search.refine import ExactPricer, schedule_variants
 from planner.space import StrategyTable, legal
 
 __all__ = ["Finalists", "OrderPricer", "Priced", "open_order_pricer"]
@@ -163,10 +163,7 @@ class OrderPricer:
         row, virtual = finalists.rows.row(index), pins.get("virtual_stages")
         found = [
             other
-            for other in (
-                *schedule_variants(row, facts.num_units, schedule_names()),
-                *(one for one in eager_variants(row) if one != row),
-            )
+            for other in schedule_variants(row, facts.num_units, schedule_names())
             if row["pp"] > 1
             and "schedule" not in pins
             and virtual in {None, other["virtual_stages"]}

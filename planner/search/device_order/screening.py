@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from planner.cost import CostModel
 from planner.cost.pipelines.flushed import has_textbook_time
+from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search.base import Request, scores_of
 from planner.search.device_order.groups import DeviceGroups
 from planner.search.device_order.subsets import Choices, distinct_meshes, mesh_of_row
@@ -129,6 +130,9 @@ def few_rows(request: Request, mesh: Index, virtual_stages: int = 1) -> Strategy
         virtual_stages: Stages a rank, unless they are pinned.
     """
     pins = dict(request.pins)
+    if "schedule" in pins:
+        spec = schedule_spec(schedule_name(pins["schedule"]))
+        virtual_stages = max(virtual_stages, spec.virtual_stages[0])
     pins.setdefault("virtual_stages", virtual_stages)
     sizes = [{}] if _BATCHING & set(pins) else [{"microbatch_size": n} for n in _SIZES]
     parts = [expand_meshes(mesh, request.facts, {**pins, **size}) for size in sizes]

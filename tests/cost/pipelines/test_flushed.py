@@ -102,7 +102,7 @@ def test_two_microbatches_pass_a_slow_boundary_in_a_trip(boundary: int) -> None:
 
 @pytest.mark.parametrize("schedule", [s for s in schedule_names() if "V" not in s])
 def test_quick_links_keep_nobody_waiting(schedule: str) -> None:
-    virtual = 1 if schedule in ("GPipe", "1F1B") else 2
+    virtual = 1 if schedule_spec(schedule).single_stage else 2
     model, _, strategy = _plan(FAST, schedule, 8, virtual=virtual)
     stages = model.stages(strategy)
     assert queues(stages, stages.times) is None
@@ -111,7 +111,7 @@ def test_quick_links_keep_nobody_waiting(schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "LoopedBFS", "DualPipeV"])
 def test_the_timeline_waits_as_the_step_does(schedule: str) -> None:
-    virtual = 1 if schedule in ("GPipe", "1F1B") else 2
+    virtual = 1 if schedule_spec(schedule).single_stage else 2
     model, _, strategy = _plan(SLOW, schedule, 16, virtual=virtual)
     step = model.timeline(strategy)
     assert step.step_time_s == pytest.approx(model.cost(strategy).step_time_s)

@@ -63,6 +63,8 @@ def random_costs(types: int) -> UnitCosts:
         tensors=draw(UNITS),
         cut_bytes=draw(COMBOS, UNITS - 1),
         sent_bytes=draw(COMBOS, UNITS - 1),
+        gathered_bytes=draw(COMBOS, UNITS - 1),
+        gather_s=draw(COMBOS, UNITS - 1),
         output_bytes=draw(COMBOS),
         shared_bytes=draw(COMBOS, UNITS - 1),
         tp_payload=draw(3, 2, COMBOS, UNITS),

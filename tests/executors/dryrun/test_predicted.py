@@ -61,6 +61,15 @@ PINS: dict[str, dict[str, Any]] = {
     "whole": {},
     "whole, recomputed": {"recompute": "full"},
     "whole, selective": {"recompute": "selective"},
+    "parts": {"boundary": "scattered"},
+    "parts, interleaved, recomputed": {
+        "boundary": "scattered",
+        "schedule": "Interleaved1F1B",
+        "virtual_stages": 2,
+        "recompute": "full",
+        "microbatch_size": 4,
+    },
+    "parts, sequence": {"boundary": "scattered", "sequence_parallel": True},
     "three stages": {"sequence_parallel": True, "pp": 3, "dp_shard": 1},
     "V": {
         "sequence_parallel": True,
@@ -69,7 +78,7 @@ PINS: dict[str, dict[str, Any]] = {
     },
     "no pipeline": {"sequence_parallel": True, "pp": 1, "dp_shard": 4},
 }
-FURTHER = {"sequence"}
+FURTHER = {"sequence", "parts"}
 
 
 @pytest.mark.parametrize("name", cases(PINS, further=FURTHER, slow=set(PINS) - FURTHER))

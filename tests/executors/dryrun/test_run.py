@@ -68,6 +68,7 @@ STEPS: dict[str, dict[str, Any]] = {
         "virtual_stages": 2,
     },
     "DualPipeV": {"pp": 2, "schedule": "DualPipeV", "virtual_stages": 2},
+    "Eager1F1B": {"pp": 2, "schedule": "Eager1F1B"},
     "1F1B of ZeRO 3": {
         "pp": 2,
         "schedule": "1F1B",

@@ -95,7 +95,7 @@ def test_a_near_feasible_row_may_fit_once_it_is_cut_by_memory(seen: _Seen) -> No
         [cut for _, cuts in found for cut in cuts]
     )
     # What fitted well was tried as eager 1F1B right after.
-    eager = schedule_spec("Interleaved1F1B").code
+    eager = schedule_spec("Eager1F1B").code
     first = next(place for place, value in enumerate(values) if np.isfinite(value))
     after = found[first + 1][0].row
     assert after["virtual_stages"] == 1

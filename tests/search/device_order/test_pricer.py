@@ -49,7 +49,7 @@ def _mesh_rows(choices: Choices, request: Request, choice: int) -> StrategyTable
     mesh = choices.mesh[[choice]]
     table = expand_meshes(mesh, request.facts, request.pins)
     if mesh[0, 0] > 1:
-        eager = {"schedule": schedule_spec("Interleaved1F1B").code, "virtual_stages": 1}
+        eager = {"schedule": schedule_spec("Eager1F1B").code, "virtual_stages": 1}
         more = expand_meshes(mesh, request.facts, {**request.pins, **eager})
         table = StrategyTable.concatenate([table, more])
     return table[np.flatnonzero(has_textbook_time(table))]

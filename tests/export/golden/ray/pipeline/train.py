@@ -34,7 +34,7 @@ from planner.cli.tokens import open_tokens
 from planner.errors import MeshwrightError
 from planner.schema import Plan
 
-NAME = "meshwright-llama3-8b-3d8cd9"
+NAME = "meshwright-llama3-8b-52495f"
 #: Ranks of the plan, and how many of them one machine has.
 WORKERS, PER_HOST = 32, 8
 USE_GPU = True
