@@ -227,6 +227,9 @@ def method_pins(task: Task) -> dict[str, dict[str, str]]:
     for one in methods():
         if one.inexact is None or one.runs is None:
             continue
+        if one.slot == "learning":
+            # Its parts are stages, not copies: benchmarks.local_learning.
+            continue
         for name in [*one.presets] or [one.kind]:
             pins = {one.slot: task.short.get(name, name)}
             asked = Strategy(

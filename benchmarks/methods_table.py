@@ -64,7 +64,9 @@ def goes_with(method: Method) -> str:
         return "all"
     # Of methods that go with the same, one has a row in the table of features.
     alike = (one.feature for one in methods(method.slot) if one.feature and one.runs)
-    feature = method.feature or next(alike)
+    feature = method.feature or next(alike, None)
+    if feature is None:
+        return "pp"
     found: dict[str, list[bool]] = {}
     for other in FEATURES:
         if other.name in (feature.name, "replicas") or other.kind == method.slot:

@@ -39,6 +39,8 @@ def synthetic_batch(
 ) -> dict[str, torch.Tensor]:
     """Random inputs of one step: integers below ``high``, standard normal floats.
 
+    A class for each sample, too, where that is what the loss compares scores with.
+
     Args:
         workload: Its inputs' shapes are of one sample.
         step: Number of the step; the same step and seed give the same batch.
@@ -58,7 +60,16 @@ def synthetic_batch(
         else:
             high = _DEFAULT_HIGH if spec.high is None else spec.high
             batch[spec.name] = torch.randint(high, shape, generator=generator).to(dtype)
+    if workload.loss == "cross_entropy" and not any(
+        map(_can_be_target, batch.values())
+    ):
+        # Scores of classes, of which there are two at least.
+        batch["labels"] = torch.randint(_DEFAULT_HIGH, (count,), generator=generator)
     return batch
+
+
+def _can_be_target(value: torch.Tensor) -> bool:
+    return not value.is_floating_point() and value.dtype != torch.bool
 
 
 def global_batches(

@@ -226,7 +226,7 @@ class Prepared:
                 gradient norm is not finite.
         """
         trainer, step = self.trainer, self.trainer.done
-        if trainer.replicas.meets(step):
+        if trainer.meets(step):
             # Copies that are apart do not wait for each other in between.
             require_equal_batches(batch, step, trainer.place.device)
         result = trainer.step(batch)
@@ -255,7 +255,7 @@ class Prepared:
 
     def _require_finite(self, result: StepResult) -> None:
         trainer = self.trainer
-        if not trainer.replicas.meets(trainer.done):
+        if not trainer.meets(trainer.done):
             # Between exchanges copies have losses of their own.
             return
         first = trainer.done - 1 - len(result.earlier)

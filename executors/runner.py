@@ -412,7 +412,7 @@ def _result(
     measurement = None
     if counted is not None:
         steps = [
-            TimedStep(time_s=each.time_s, phase=trainer.replicas.phase(each.step))
+            TimedStep(time_s=each.time_s, phase=trainer.phase(each.step))
             for each in reports
         ]
         phases = measure_phases(trainer, counted)

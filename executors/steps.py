@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,9 @@ from executors.pipelines.tied import TiedSync
 from executors.strategies.data_parallel import wait_for_fewer
 from planner.errors import ExecutionError
 from planner.schema import Optimizer, Plan
+
+if TYPE_CHECKING:
+    from executors.trainer import Trainer
 
 __all__ = [
     "OptimizerFactory",
@@ -308,6 +311,8 @@ class ParallelModel(Protocol):
         optimizer: Updates the weights of this rank.
         partial: Parameters whose gradients are summed over tp.
         inputs: Names of what forward is given of a batch; None for all of it.
+        done: Number of steps done.
+        sends: Empty tensors like those that each stage of the pipeline makes.
     """
 
     plan: Plan
@@ -321,6 +326,8 @@ class ParallelModel(Protocol):
     partial: list[nn.Parameter]
     whole: list[nn.Parameter]
     inputs: frozenset[str] | None
+    done: int
+    sends: Sequence[tuple[torch.Tensor, ...]]
 
     def own_tokens(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Cut out the part of every sequence that this rank has under cp."""
@@ -337,6 +344,29 @@ class ParallelModel(Protocol):
 
 class Step(Protocol):
     """A rule by which this rank's slice of a batch becomes new weights."""
+
+    def attach(self, trainer: Trainer) -> None:
+        """Take what it needs of a complete trainer, which it does not keep; once.
+
+        Raises:
+            ExecutionError: If it cannot train such a model.
+        """
+
+    def meets(self, done: int) -> bool:
+        """Return True if the ranks of a pipeline come together after so many steps.
+
+        They share a loss there, and look for numbers that are not finite.
+        """
+
+    def phase(self, step: int) -> str:
+        """Name of the phase, among the strategy's, that a step is of."""
+
+    def force(self, phase: str | None) -> None:
+        """Make every step one of a phase, to measure it; None ends that.
+
+        Args:
+            phase: One of the strategy's.
+        """
 
     def backward(
         self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]
@@ -370,6 +400,20 @@ class Step(Protocol):
 
 class PlainStep:
     """Back-propagation of all microbatches, then one step of the optimizer."""
+
+    def attach(self, trainer: Trainer) -> None:
+        """Do nothing."""
+
+    def meets(self, done: int) -> bool:
+        """Return True: every step ends with one loss."""
+        return True
+
+    def phase(self, step: int) -> str:
+        """Name of the one phase that there is."""
+        return "step"
+
+    def force(self, phase: str | None) -> None:
+        """Do nothing: every step is of the one phase."""
 
     def backward(
         self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]

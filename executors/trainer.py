@@ -24,6 +24,7 @@ from executors.data import (
 )
 from executors.deferred.materialize import compute_attributes
 from executors.deferred.recording import Recording
+from executors.learning import step_of
 from executors.losses import LossFunction
 from executors.mesh import ProcessMesh
 from executors.names import units_of_model
@@ -39,7 +40,6 @@ from executors.replicas import (
 )
 from executors.steps import (
     OptimizerFactory,
-    PlainStep,
     Step,
     build_optimizer,
     inputs_and_target,
@@ -141,7 +141,8 @@ def lower_stages(
     strategy = plan.strategy
     precision, sharding = strategy.precision, strategy.sharding
     tp = strategy.mesh.tp
-    sample = synthetic_batch(plan.workload, 0, samples=strategy.microbatch_size)
+    made = synthetic_batch(plan.workload, 0, samples=strategy.microbatch_size)
+    sample = {spec.name: made[spec.name] for spec in plan.workload.inputs}
     with whole_sequences() if strategy.mesh.cp > 1 else nullcontext():
         return lower(
             model,
@@ -215,6 +216,8 @@ class Trainer:
         self.replicas = replicas_of(strategy)
         self.pipeline: Pipeline | None = None
         self.tied: TiedSync | None = None
+        #: Empty tensors like those that each stage makes; none without stages.
+        self.sends: Sequence[tuple[torch.Tensor, ...]] = ()
         self._further = _further_inputs(plan, model)
         named = frozenset(spec.name for spec in plan.workload.inputs)
         #: Names of what forward is given of a batch; None for all of it.
@@ -255,7 +258,8 @@ class Trainer:
         self._seed_dropout()
         #: Steps done; a resumed run sets it.
         self.done = 0
-        self.step_rule: Step = PlainStep()
+        self.step_rule: Step = step_of(strategy)
+        self.step_rule.attach(self)
         self.replicas.attach(self)
 
     def _optimizer(self, factory: OptimizerFactory | None) -> torch.optim.Optimizer:
@@ -298,6 +302,7 @@ class Trainer:
             if recording is not None:
                 compute_attributes(model, recording)
             lowered = lower_stages(self.plan, model, place.device, place.index("cp"))
+        self.sends = [stage.sends for stage in lowered]
         copies = find_copies([stage.module for stage in lowered])
         stages, rank = strategy.run_stages, place.index("pp")
         own = [index for index, stage in enumerate(stages) if stage.rank == rank]
@@ -489,6 +494,20 @@ class Trainer:
         self.done += 1
         return self._mean_loss(loss), norm
 
+    def meets(self, done: int) -> bool:
+        """Return True if all ranks come together after so many steps."""
+        return self.step_rule.meets(done) and self.replicas.meets(done)
+
+    def phase(self, step: int) -> str:
+        """Name of the phase, among the strategy's, that a step is of."""
+        several = len(self.plan.strategy.learning.phases) > 1
+        return self.step_rule.phase(step) if several else self.replicas.phase(step)
+
+    def force(self, phase: str | None) -> None:
+        """Make every step one of a phase, to measure it; None ends that."""
+        self.replicas.force(phase)
+        self.step_rule.force(phase)
+
     def after_backward(self) -> None:
         """Let what keeps copies together act on the gradients; collective."""
         self.replicas.after_backward(self.done)
@@ -500,7 +519,7 @@ class Trainer:
     def _mean_loss(self, loss: torch.Tensor | None) -> torch.Tensor:
         """Mean over the samples of all replicas, or of this one while they are apart.
 
-        Every rank of them gets it.
+        Every rank of them gets it; where stages learn by themselves, each has its own.
         """
         place = self.place
         share = torch.zeros((), device=place.device) if loss is None else loss
@@ -516,7 +535,8 @@ class Trainer:
             return last
         if not place.apart:
             total = self.loss_share.clone()
-            dist.all_reduce(total)
+            if self.step_rule.meets(self.done):
+                dist.all_reduce(total)
             return total
         # No number is zero times itself but a finite one: a loss that was not finite
         # since the last exchange is told to all at the next.

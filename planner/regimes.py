@@ -175,7 +175,8 @@ def _admitted(options: PlanOptions) -> list[Convergence]:
 
 def _copies(request: Request, one: Convergence) -> Iterator[int]:
     """Numbers of copies to try, the largest first; one of what stages do apart."""
-    if isinstance(one.value, Asynchrony):
+    if one.slot == "learning" or isinstance(one.value, Asynchrony):
+        # Stages are parts of one copy.
         if request.pins.get("dp_replicate", 1) == 1:
             yield 1
         return
@@ -221,9 +222,7 @@ def _told(one: Convergence, answer: Answer | None, exact: Answer) -> OtherRegime
         return OtherRegime(
             method=one.name,
             efficiency=one.efficiency,
-            reason="no strategy fits, or is legal, without a flush"
-            if isinstance(one.value, Asynchrony)
-            else "no strategy fits, or is legal, with copies that are apart",
+            reason="no strategy fits, or is legal, by this method",
         )
     candidate = answer.found[1]
     eta = one.efficiency.eta

@@ -195,4 +195,4 @@ def test_stages_that_do_not_wait_are_chosen_by_evidence_of_ones_own() -> None:
     adam = ask(FAST, efficiency={"pipedream": 0.99}, pin=given["pin"])
     assert is_exact(adam)
     told = {one.method: one.reason for one in adam.provenance.regimes}
-    assert "without a flush" in told["pipedream"]
+    assert "by this method" in told["pipedream"]

@@ -10,7 +10,8 @@ plan. If weights differ when no exchange is under way they are saved likewise,
 put together in the order of the whole, whatever order a copy has its part in. What
 copies keep in common between exchanges is ``synchronisation.KEY.FQN``. What a codec of
 gradients keeps on a rank, residuals above all, is
-``compression.RANK.PART.CODEC.NAME``; on another mesh it begins anew.
+``compression.RANK.PART.CODEC.NAME``, what a rule of learning keeps of its stage
+``learning.RANK.NAME``; on another mesh they begin anew.
 
 Buffers are not reduced over the ranks that share a batch: each rank's running
 statistics are of the samples that it saw. Those of the first data-parallel rank are the
@@ -289,6 +290,10 @@ def _kept_by_codecs(trainer: Trainer) -> dict[str, torch.Tensor]:
         own = trainer.replicas.own_state().items()
         rank = trainer.place.rank
         found |= {f"compression.{rank}.residual.{name}": kept for name, kept in own}
+    if isinstance(trainer.step_rule, KeepsOwn):
+        own = trainer.step_rule.own_state().items()
+        rank = trainer.place.rank
+        found |= {f"learning.{rank}.{name}": kept for name, kept in own}
     return found
 
 

@@ -184,7 +184,7 @@ def _verification(
     plan: Plan, rank: int, ran: int, steps: Mapping[str, _DryStep]
 ) -> RankVerification:
     """Findings about a rank, from a step of each phase."""
-    shares = plan.strategy.synchronisation.phases
+    shares = plan.strategy.phases
     phases = tuple(
         VerifiedPhase(
             name=name,
@@ -277,8 +277,8 @@ def _step(
         modules = [part.module for part in trainer.parts.values()]
         parameters = [p for module in modules for p in module.parameters()]
         _tag_lasting(trainer, parameters, inputs, trace.ledger)
-        for phase in plan.strategy.synchronisation.phases:
-            trainer.replicas.force(phase)
+        for phase in plan.strategy.phases:
+            trainer.force(phase)
             for _ in range(trainer.replicas.lead_in):
                 _update(trainer, inputs, trace, mode)
             trainer.optimizer.zero_grad()

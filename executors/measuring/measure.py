@@ -64,12 +64,12 @@ def measure_phases(trainer: Trainer, batch: Batch) -> dict[str, CountedStep]:
         By name of the phase.
     """
     found = {}
-    for name in trainer.plan.strategy.synchronisation.phases:
-        trainer.replicas.force(name)
+    for name in trainer.plan.strategy.phases:
+        trainer.force(name)
         for _ in range(trainer.replicas.lead_in):
             trainer.step(batch)
         found[name] = _count_step(trainer, batch)
-    trainer.replicas.force(None)
+    trainer.force(None)
     return found
 
 
@@ -128,7 +128,7 @@ def summarize(
         steps: Each step on this rank, warm-up included.
         losses: Of each step.
     """
-    shares = plan.strategy.synchronisation.phases
+    shares = plan.strategy.phases
     warm = steps[min(_WARM_UP, len(steps) - 1) :]
     phases = tuple(
         MeasuredPhase(

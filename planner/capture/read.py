@@ -99,8 +99,8 @@ def capture(
         seq_len: Tokens per sample, where example_inputs are left out.
         dtype: Compute dtype, floating weights and inputs are cast to it; None keeps
             each as it is.
-        loss: ``model`` (what forward returns), ``cross_entropy``, ``mean_square``, or
-            ``auto``.
+        loss: ``model`` (what forward returns), ``cross_entropy`` of tokens, or of one
+            class a sample, ``mean_square``, or ``auto``.
         repeat: Run equal blocks once and count them often.
         op_budget: Most ops, forward and backward, before reading is given up.
         splits: Pattern of module names to tensor-parallel style of Hugging Face, taken

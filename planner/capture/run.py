@@ -328,16 +328,25 @@ def scores_of(output: Any, integers: Iterable[tuple[int, ...]]) -> torch.Tensor 
     return found if tuple(found.shape[:2]) in set(integers) else None
 
 
+def _class_scores(output: Any) -> torch.Tensor | None:
+    """Find scores [batch, classes]."""
+    found = _field(output, "logits")
+    if found is None and isinstance(output, torch.Tensor):
+        found = output
+    if found is None or found.dim() != 2 or not found.is_floating_point():
+        return None
+    return found
+
+
 def _cross_entropy(logits: torch.Tensor) -> torch.Tensor:
-    """Next-token loss in fp32, labels shifted by one as in training.
+    """Loss of tokens or classes in fp32, which of them is right being without effect.
 
     fp32 matters: the log-probabilities that are kept are the largest tensor of many
     models.
     """
-    labels = torch.zeros(logits.shape[:2], dtype=torch.int64, device=logits.device)
-    return torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten()
-    )
+    scores = logits.float().flatten(0, -2)
+    labels = torch.zeros(len(scores), dtype=torch.int64, device=logits.device)
+    return torch.nn.functional.cross_entropy(scores, labels)
 
 
 def _mean_square(output: Any) -> torch.Tensor:
@@ -367,6 +376,8 @@ def compute_loss(
 
     ``auto`` takes the model's own loss if it has one, next-token cross-entropy if the
     output scores every position of an integer input, and the mean square otherwise.
+    ``cross_entropy`` also takes one score a class for each sample, whose labels come
+    with the data.
 
     Args:
         output: Result of forward.
@@ -397,12 +408,14 @@ def _loss(output: Any, kind: LossKind, integers: Iterable[tuple[int, ...]]) -> L
             )
         return Loss(value=own, kind="model")
     logits = scores_of(output, integers)
+    if kind == "cross_entropy" and logits is None:
+        logits = _class_scores(output)
     if kind == "cross_entropy" or (kind == "auto" and logits is not None):
         if logits is None:
             raise CaptureError(
                 "loss='cross_entropy', but forward returned no logits of shape "
-                "[batch, length, vocabulary] for an integer input [batch, length]; use "
-                "loss='mean_square'"
+                "[batch, length, vocabulary] for an integer input [batch, length], nor "
+                "of shape [batch, classes]; use loss='mean_square'"
             )
         return Loss(value=_cross_entropy(logits), kind="cross_entropy")
     return Loss(value=_mean_square(output), kind="mean_square")

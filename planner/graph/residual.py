@@ -8,7 +8,7 @@ from planner.graph.fusion import OpFusions
 from planner.graph.model import ModelGraph
 from planner.schema.methods.method import equal_blocks
 
-__all__ = ["ResidualBlocks", "find_residual_blocks"]
+__all__ = ["ResidualBlocks", "adds_input", "find_residual_blocks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def find_residual_blocks(graph: ModelGraph) -> ResidualBlocks:
                 reason=f"{shown} hand on more than one tensor, or one of another shape "
                 f"than they are given"
             )
-    if not _adds_input(graph, units[0]):
+    if not adds_input(graph, units[0], unknown=True):
         return ResidualBlocks(
             reason=f"{shown} do not add what they are given to what they compute"
         )
@@ -64,10 +64,17 @@ def _hands_on_one(graph: ModelGraph, unit: str) -> bool:
     return len(handed) == 1 and {tensor for _, tensor in handed} <= given
 
 
-def _adds_input(graph: ModelGraph, unit: str) -> bool:
+def adds_input(graph: ModelGraph, unit: str, *, unknown: bool) -> bool:
+    """True if a unit adds what it is given to something of its own.
+
+    Args:
+        graph: The model.
+        unit: FQN of one of its units.
+        unknown: Answer where ops are not known.
+    """
     known = graph.fusions
     if not isinstance(known, OpFusions):
-        return True
+        return unknown
     ops = known.graph
     made: set[int] = set()
     for row, name in enumerate(known.structure.units):

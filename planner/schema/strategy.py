@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -21,6 +22,7 @@ from planner.schema.base import (
 from planner.schema.methods import (
     Asynchrony,
     GradientCompression,
+    Learning,
     Synchronisation,
     default_value,
     slots,
@@ -288,6 +290,7 @@ class Strategy(Document):
         context_algorithm: How attention sees a sequence that cp divides.
         synchronisation: How copies along dp_replicate are kept together.
         asynchrony: When the stages of a pipeline update their weights.
+        learning: Rule by which a batch becomes new weights.
         gradient_compression: Done to gradients on their way between plain replicas.
         overlap: What communication runs ahead of, and in which pieces.
         communication: Ways in which messages travel.
@@ -313,6 +316,7 @@ class Strategy(Document):
     context_algorithm: ContextAlgorithm = "all_to_all"
     synchronisation: Synchronisation = default_value("synchronisation")
     asynchrony: Asynchrony = default_value("asynchrony")
+    learning: Learning = default_value("learning")
     gradient_compression: GradientCompression = "none"
     grad_clip_norm: Annotated[float, Field(gt=0)] | None = None
     overlap: Overlap = Overlap()
@@ -401,6 +405,12 @@ class Strategy(Document):
         full = precision.parameter == precision.reduce == "float32"
         plain = self.has_plain_replicas and not self.synchronisation.apart
         return plain and full and not isinstance(self.gradient_compression, str)
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """Kinds of step by its methods, of which one at most has several."""
+        kinds = (self.synchronisation.phases, self.learning.phases)
+        return max(kinds, key=len)
 
     def rank_of_stage(self, index: int) -> int:
         """Rank along pp that holds virtual stage ``index``."""
@@ -514,6 +524,7 @@ _TOKENS = {
     "context_algorithm": "{}",
     "synchronisation": "{}",
     "asynchrony": "{}",
+    "learning": "{}",
     "gradient_compression": "{}",
     "grad_clip_norm": "clip{:g}",
     "overlap.forward_prefetch": "forward_prefetch{}",

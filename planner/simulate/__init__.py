@@ -21,6 +21,7 @@ from planner.simulate.in_flight import (
     peak_held_bytes,
     peak_in_flight,
 )
+from planner.simulate.relayed import relay_starts
 from planner.simulate.shared import Sharing, check_sharing, simulate_shared
 from planner.simulate.timeline import Timeline, timeline
 
@@ -44,6 +45,7 @@ __all__ = [
     "peak_held_bytes",
     "peak_in_flight",
     "rank_of_stages",
+    "relay_starts",
     "schedule_columns",
     "simulate_shared",
     "timeline",

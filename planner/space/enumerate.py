@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from planner.schema.schedules import schedule_spec, schedules
 from planner.space.facts import OWN_TARGETS, Facts
+from planner.space.pins import normalize_pins
 from planner.space.rules import legal
 from planner.space.table import MESH_COLUMNS, StrategyTable
 from planner.space.target import violates_schedule, with_expressible_streams
@@ -214,6 +215,11 @@ def _sequence_parallel(
     return np.asarray(divides, dtype=np.int64)
 
 
+def _all_pins(facts: Facts, pins: Mapping[str, int] | None) -> dict[str, int]:
+    """Return pins with the knobs that methods fix."""
+    return {**normalize_pins(facts.regime.fixes), **(pins or {})}
+
+
 def enumerate_meshes(
     facts: Facts, num_devices: int, pins: Mapping[str, int] | None = None
 ) -> NDArray[np.int64]:
@@ -241,7 +247,7 @@ def expand_meshes(
         facts: Facts of the request.
         pins: Fixed columns, from :func:`normalize_pins`.
     """
-    table = _expand(mesh, facts, dict(pins or {}))
+    table = _expand(mesh, facts, _all_pins(facts, pins))
     return table[np.flatnonzero(legal(table, facts))]
 
 
@@ -265,7 +271,7 @@ def enumerate_strategies(
     Yields:
         Tables of legal rows; empty ones are left out.
     """
-    pins = dict(pins or {})
+    pins = _all_pins(facts, pins)
     mesh = _meshes(num_devices or facts.num_devices, facts, pins)
     if not len(mesh):
         return

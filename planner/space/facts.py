@@ -8,6 +8,7 @@ from typing import cast
 
 from planner.cluster import Cluster
 from planner.graph import ModelGraph
+from planner.graph.chains import Chain, find_chain
 from planner.graph.residual import ResidualBlocks, find_residual_blocks
 from planner.schema import Optimizer, Precision, Stage, Strategy
 from planner.space.regime import Regime
@@ -95,6 +96,7 @@ class Facts:
         device_types: Device types of the cluster, in its order.
         layers: Units that are layers, for launchers; None if there are none.
         residual_blocks: Equal residual blocks, of which copies may skip some.
+        chain: What keeps the units from learning by themselves.
     """
 
     num_devices: int
@@ -122,6 +124,7 @@ class Facts:
     device_types: tuple[str, ...] = ()
     layers: LayerRun | None = None
     residual_blocks: ResidualBlocks = field(default_factory=ResidualBlocks)
+    chain: Chain = field(default_factory=Chain)
 
 
 def gather_facts(
@@ -180,4 +183,5 @@ def gather_facts(
         device_types=tuple(machines.device_types) if machines else (),
         layers=find_layers(graph.unit_names) if machines else None,
         residual_blocks=find_residual_blocks(graph),
+        chain=find_chain(graph),
     )

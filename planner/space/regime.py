@@ -10,6 +10,8 @@ from planner.schema import Communication, Strategy
 from planner.schema.methods import (
     Asynchrony,
     GradientCompression,
+    Learning,
+    MethodDocument,
     MethodValue,
     Synchronisation,
     method_of,
@@ -17,6 +19,7 @@ from planner.schema.methods import (
     slots,
 )
 from planner.schema.methods.all_reduce import AllReduce
+from planner.schema.methods.backpropagation import Backpropagation
 from planner.schema.methods.flushed import Flushed
 
 __all__ = ["Regime"]
@@ -37,6 +40,7 @@ class Regime:
 
     synchronisation: Synchronisation = field(default_factory=AllReduce)
     asynchrony: Asynchrony = field(default_factory=Flushed)
+    learning: Learning = field(default_factory=Backpropagation)
     gradient_compression: GradientCompression = "none"
     communication: Communication = field(default_factory=Communication)
     compile: bool = False
@@ -70,6 +74,13 @@ class Regime:
     def strategy_fields(self) -> dict[str, Any]:
         """Fields of a strategy by name."""
         return {name: getattr(self, name) for name in _OF_STRATEGY}
+
+    @property
+    def fixes(self) -> dict[str, str | int]:
+        """Knobs that have one value with its methods, as pins write them."""
+        values = (getattr(self, slot) for slot in slots())
+        documents = (value for value in values if isinstance(value, MethodDocument))
+        return {knob: v for one in documents for knob, v in one.fixes.items()}
 
     @property
     def has_limits(self) -> bool:

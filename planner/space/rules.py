@@ -142,6 +142,13 @@ def _blocks_violation(row: Row, facts: Facts) -> str:
     )
 
 
+def _chain_reason(facts: Facts) -> str:
+    """Reason why the units cannot learn as the request says; empty if they can."""
+    value, chain = facts.regime.learning, facts.chain
+    found = chain.no_classes if value.of_classes else ""
+    return found or (chain.no_layers if value.of_layers else "")
+
+
 def _coupled_violated(table: StrategyTable, facts: Facts) -> Mask:
     if facts.own_loss != "coupled":
         return np.zeros(len(table), dtype=bool)
@@ -349,6 +356,14 @@ RULES: tuple[Rule, ...] = (
         ),
         violation=lambda r, f: (
             boundary_violation(f.regime.communication.boundary, r["pp"], r["tp"]) or ""
+        ),
+    ),
+    Rule(
+        name="chain",
+        violated=lambda t, f: np.full(len(t), bool(_chain_reason(f))),
+        violation=lambda _, f: (
+            f"learning={f.regime.learning}, but {_chain_reason(f)}; use "
+            f"learning=backpropagation"
         ),
     ),
     Rule(

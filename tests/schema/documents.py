@@ -133,11 +133,13 @@ def _other_values(document: type[MethodDocument], name: str) -> list[Any]:
         found: list[Any] = list(get_args(kind))
     elif kind is bool:
         found = [True, False]
-    elif kind is float or type(None) in get_args(kind):
+    elif kind is float or float in get_args(kind):
         found = [0.5, 0.25]
     elif get_origin(kind) is tuple:
         # Numbers of copies, of which there are two at least.
         found = [(1,), (0,)]
+    elif type(None) in get_args(kind):
+        found = [12, 16]
     else:
         assert kind is int, f"{document.__name__}.{name}: {kind}, draw it here"
         found = [default * 2, default * 3] if default else [1, 2, 8, 16]

@@ -50,6 +50,7 @@ ROOT = Path(__file__).parents[2]
 PLAIN = Precision(compute="float32")
 ALL = [pytest.param(one, id=f"{one.slot}-{one.kind}") for one in methods()]
 CHOSEN = [one for one in ALL if not one.values[0].default]
+LEARNINGS = [one for one in ALL if one.values[0].slot == "learning"]
 SYNCHRONISATIONS = [one for one in ALL if one.values[0].slot == "synchronisation"]
 
 
@@ -61,6 +62,10 @@ def strategy_of(method: Method, value: MethodValue, **fields: Any) -> Strategy:
     """A strategy with a method, on eight copies or two stages unless told."""
     semantics = "approximate" if method.inexact else "exact"
     common = {"precision": PLAIN, "semantics": semantics, method.slot: value}
+    if method.slot == "learning":
+        mesh = Mesh(pp=fields.pop("pp", 2))
+        stages = (Stage(rank=rank, modules=(str(rank),)) for rank in range(mesh.pp))
+        return Strategy(mesh=mesh, stages=tuple(stages), **common | fields)
     if not isinstance(value, Asynchrony):
         mesh = Mesh(dp_replicate=fields.pop("dp_replicate", 8))
         return Strategy(mesh=mesh, **common | fields)
@@ -80,7 +85,8 @@ def strategy_of(method: Method, value: MethodValue, **fields: Any) -> Strategy:
 
 def alone(method: Method, value: MethodValue) -> tuple[Strategy, str]:
     """A strategy of one device with a method, and how it is told."""
-    axis = "pp" if isinstance(value, Asynchrony) else "dp_replicate"
+    staged = isinstance(value, Asynchrony) or method.slot == "learning"
+    axis = "pp" if staged else "dp_replicate"
     return strategy_of(method, value, **{axis: 1}), f"{axis}=1"
 
 
@@ -119,6 +125,17 @@ def test_names_of_ways_to_run_pipelines_follow_likewise(method: Method) -> None:
     assert name == method.kind.title()
     assert method.prices == f"planner.cost.pipelines.{method.kind}:{name}Pricing"
     assert method.runs == f"executors.replicas.{method.kind}:{name}Replicas"
+
+
+@pytest.mark.parametrize("method", LEARNINGS)
+def test_names_follow_from_the_rule(method: Method) -> None:
+    assert method.document is not None
+    name = "".join(word.title() for word in method.kind.split("_"))
+    assert method.document.__name__ == name
+    assert method.document.__module__ == f"planner.schema.methods.{method.kind}"
+    assert method.prices == f"planner.cost.learning.{method.kind}:{name}Pricing"
+    assert method.runs == f"executors.learning.{method.kind}:{name}Step"
+    assert method.page == f"methods/{method.kind.replace('_', '-')}.md"
 
 
 def test_the_index_of_pages_takes_all_of_them() -> None:

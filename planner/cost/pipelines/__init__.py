@@ -115,6 +115,10 @@ class PipelinePricing(Protocol):
         """Bytes that the schedule's exact order holds."""
         ...
 
+    def traffic(self, stages: Stages) -> dict[str, Array]:
+        """Bytes that each pp rank sends between stages in a step, by kind of call."""
+        ...
+
     def timeline(self, stages: Stages, times: StageTimes) -> Timeline:
         """Actions of one strategy whose stages take ``times``."""
         ...

@@ -111,6 +111,10 @@ class AsynchronousPricing(PipelinePricing):
         ]
         return replace(self._flushed.memory(window), versions=weights * np.array(older))
 
+    def traffic(self, stages: Stages) -> dict[str, Array]:
+        """Bytes between stages in a step: those of the flushed pipeline."""
+        return self._flushed.traffic(stages)
+
     def timeline(self, stages: Stages, times: StageTimes) -> Timeline:
         """Actions in the first step's time of a window, which ends without a flush."""
         many = stages.strategy.num_microbatches

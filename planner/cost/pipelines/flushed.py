@@ -422,6 +422,10 @@ class Flushed:
             received=stages.of_ranks(buffers),
         )
 
+    def traffic(self, stages: Stages) -> dict[str, Array]:
+        """Activations that each rank sends ahead, and gradients that it sends back."""
+        return {"send": stages.sent_bytes * stages.strategy.num_microbatches}
+
     def timeline(self, stages: Stages, times: StageTimes) -> Timeline:
         """Actions of one strategy whose stages take ``times``."""
         if stages.order is None:

@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.pipelines import Pipeline, pipeline_pricing
+from planner.cost.learning import learning_pricing
+from planner.cost.pipelines import Pipeline, PipelinePricing, pipeline_pricing
 from planner.cost.replicas import ReplicaTraffic, replica_pricing
 from planner.cost.result import Cost
 from planner.cost.strategy.memory import strategy_memory
@@ -94,6 +95,12 @@ class Step:
         }
 
 
+def _pipeline_of(stages: Stages) -> PipelinePricing:
+    strategy = stages.strategy
+    plain = pipeline_pricing(strategy.schedule, strategy.asynchrony)
+    return learning_pricing(strategy.learning).of(plain)
+
+
 def time_step(stages: Stages, fidelity: Fidelity) -> Step:
     """Time a strategy.
 
@@ -106,8 +113,7 @@ def time_step(stages: Stages, fidelity: Fidelity) -> Step:
         StrategyError: If the stages are not the model's units.
     """
     context, strategy, pp = stages.context, stages.strategy, stages.pp
-    pricing = pipeline_pricing(strategy.schedule, strategy.asynchrony)
-    run = pricing.run(stages, fidelity)
+    run = _pipeline_of(stages).run(stages, fidelity)
     crowd, everyone = stages.core_contention
     # Processes that share cores can at best keep all cores busy all the time.
     cores = float(run.busy_s.sum()) / pp * everyone
@@ -135,26 +141,31 @@ def price_strategy(stages: Stages, fidelity: Fidelity) -> Cost:
     """Time and memory of a strategy; arguments and errors of :func:`time_step`."""
     step = time_step(stages, fidelity)
     context, strategy, traffic = stages.context, stages.strategy, step.traffic
-    sent = stages.sent_bytes * strategy.num_microbatches
+    moved = _pipeline_of(stages).traffic(stages)
     # Of two ranks that sum, each sends as much as there is.
     reduced = stages.tied.reduced_bytes
-    links = {"pp": sent + reduced, "dp": traffic.sent_bytes, **stages.axis_bytes}
+    links = {
+        "pp": sum(moved.values()) + reduced,
+        "dp": traffic.sent_bytes,
+        **stages.axis_bytes,
+    }
     payload = dict(stages.payload_bytes)
     for kind, more in (
-        ("send", sent + traffic.messaged_bytes),
+        *moved.items(),
+        ("send", traffic.messaged_bytes),
         ("all_reduce", traffic.reduced_bytes + reduced),
         ("all_gather", traffic.gathered_bytes),
         ("reduce_scatter", traffic.scattered_bytes),
         ("all_to_all", traffic.exchanged_bytes),
     ):
-        payload[kind] = payload[kind] + more
+        payload[kind] = payload.get(kind, 0.0) + more
     breakdown, exchange = step.breakdown_s, replica_pricing(strategy.synchronisation)
     return Cost(
         step_time_s=float(sum(breakdown.values())),
         breakdown_s=breakdown,
         memory=strategy_memory(
             stages,
-            pipeline_pricing(strategy.schedule, strategy.asynchrony).memory(stages),
+            _pipeline_of(stages).memory(stages),
             exchange.held(stages.replicas[0], context),
         ),
         limit_bytes=context.limits_of_ranks(stages.pp),
@@ -218,10 +229,8 @@ def step_timeline(stages: Stages) -> StepTimeline:
         )
     ended = step.pipeline_s - step.lag_s
     exchanged = ended + step.exposed_s
-    strategy = stages.strategy
-    pricing = pipeline_pricing(strategy.schedule, strategy.asynchrony)
     return StepTimeline(
-        actions=pricing.timeline(stages, times),
+        actions=_pipeline_of(stages).timeline(stages, times),
         times=times,
         send_s=times.send,
         pipeline_end_s=ended,

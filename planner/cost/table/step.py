@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from planner.cost.context import Combinations, PricingContext
 from planner.cost.kernels.roofline import copy_seconds, optimizer_seconds
+from planner.cost.learning import learning_pricing
 from planner.cost.pipelines import RowTimes, pipeline_pricing
 from planner.cost.replicas import ReplicaRows, replica_pricing
 from planner.cost.result import PARTS, CostTable
@@ -17,10 +18,10 @@ from planner.cost.table.rows import Columns, columns_of, number_rows
 from planner.cost.table.stages import TIMES, Pairs, Summaries, summarize
 from planner.cost.traffic.collectives import Groups, replica_groups
 from planner.cost.units import price_units
-from planner.schema.methods import Asynchrony
 from planner.schema.schedules import schedule_name
 from planner.schema.strategy import plain_replicas
 from planner.simulate import schedule_columns
+from planner.space.regime import Regime
 from planner.space.table import StrategyTable
 
 __all__ = ["price_table"]
@@ -75,11 +76,15 @@ def _look_up(
 
 
 def _pipelines(
-    rows: Columns, summaries: Summaries, contention: Array, asynchrony: Asynchrony
+    rows: Columns, summaries: Summaries, contention: Array, regime: Regime
 ) -> RowTimes:
     """Times of pipelines, each row's by the pricing that its schedule names."""
     used = np.flatnonzero(np.bincount(rows.schedule))
-    pricings = [pipeline_pricing(schedule_name(int(code)), asynchrony) for code in used]
+    of = learning_pricing(regime.learning).of
+    pricings = [
+        of(pipeline_pricing(schedule_name(int(code)), regime.asynchrony))
+        for code in used
+    ]
     if all(pricing is pricings[0] for pricing in pricings):
         return pricings[0].rows(rows, summaries, contention)
     count = len(rows.pp)
@@ -230,15 +235,15 @@ def price_table(
     places = orders.places(order, table.pp)
     summaries, pair = _look_up(orders, table, order, places)
     rows = columns_of(table, pair, places.which)
-    asynchrony = context.regime.asynchrony
+    regime = context.regime
     memory = table_memory(
         rows,
         summaries.memory,
         places.limits,
         context.scalar_bytes,
-        asynchrony.update_interval,
+        regime.asynchrony.update_interval,
     )
-    times = _pipelines(rows, summaries, places.core_contention, asynchrony)
+    times = _pipelines(rows, summaries, places.core_contention, regime)
     tensors = summaries.memory.kept[pair, 0, KEPT.index("tensors")]
     parts = times.parts_s
     replicas = _replicas(orders, table, order)

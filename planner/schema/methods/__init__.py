@@ -26,7 +26,7 @@ from planner.schema.methods.method import (
 )
 
 if TYPE_CHECKING:
-    from planner.schema.methods.method import Asynchrony, Synchronisation
+    from planner.schema.methods.method import Asynchrony, Learning, Synchronisation
     from planner.schema.strategy import Strategy
     from planner.schema.violations import Case
 
@@ -34,6 +34,7 @@ __all__ = [
     "Asynchrony",
     "Feature",
     "GradientCompression",
+    "Learning",
     "Method",
     "MethodDocument",
     "MethodValue",
@@ -238,6 +239,11 @@ else:
     #: Document of what keeps the copies along dp_replicate together.
     Synchronisation = Annotated[
         Union[_documents("synchronisation")],  # noqa: UP007 -- of a tuple
+        Field(discriminator="kind"),
+    ]
+    #: Document of the rule by which a batch becomes new weights.
+    Learning = Annotated[
+        Union[_documents("learning")],  # noqa: UP007 -- of a tuple
         Field(discriminator="kind"),
     ]
     #: Name or document of what is done to gradients on their way between copies.

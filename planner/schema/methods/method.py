@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Asynchrony",
     "Feature",
+    "Learning",
     "Method",
     "MethodDocument",
     "Recompute",
@@ -23,6 +24,7 @@ __all__ = [
     "copies_apart",
     "copies_of_one_device",
     "equal_blocks",
+    "parts_alone",
     "shown_setting",
 ]
 
@@ -32,6 +34,9 @@ Violation = Callable[["Case"], str | None]
 
 class MethodDocument(Document):
     """A method and its settings, the value of a slot of a strategy."""
+
+    #: Knobs of a strategy that have this one value with it, as a pin writes them.
+    fixes: ClassVar[Mapping[str, str | int]] = {}
 
     kind: str
 
@@ -202,6 +207,20 @@ class Synchronisation(MethodDocument):
         raise NotImplementedError(f"synchronisation {self.kind} tells no traffic")
 
 
+class Learning(MethodDocument):
+    """Base of the rule by which a batch becomes new weights."""
+
+    #: True if it is for class scores alone, with one vector a sample between units.
+    of_classes: ClassVar[bool] = False
+    #: True if it is for chains of linear layers alone.
+    of_layers: ClassVar[bool] = False
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """Kinds of step, and the share of steps that are of each."""
+        return {"step": 1.0}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     """One thing that a strategy can do, a row of the composition table.
@@ -362,3 +381,50 @@ def copies_of_one_device(case: Case, why: str) -> str | None:
         return None
     given = " and ".join(f"{name}={number}" for name, number in others.items())
     return f"synchronisation={value} with {given}; {why}, use dp_replicate alone"
+
+
+def parts_alone(case: Case) -> str | None:
+    """Violation of a rule by which the stages of a pipeline learn by themselves.
+
+    Args:
+        case: Strategy that the rule is part of.
+    """
+    strategy = case.strategy
+    value, mesh = strategy.learning, strategy.mesh
+    if mesh.pp == 1:
+        return (
+            f"learning={value} with pp=1; stages of a pipeline are the parts that "
+            f"learn by themselves, use pp > 1 or learning=backpropagation"
+        )
+    others = {
+        axis: degree
+        for axis in ("dp_replicate", "dp_shard", "cp", "tp", "ep")
+        if (degree := getattr(mesh, axis)) > 1
+    }
+    if strategy.zero_stage:
+        others["zero_stage"] = strategy.zero_stage
+    if strategy.virtual_stages > 1:
+        others["virtual_stages"] = strategy.virtual_stages
+    if others:
+        given = " and ".join(f"{name}={number}" for name, number in others.items())
+        return (
+            f"learning={value} with {given}; each part is one device with one stage, "
+            f"use pp alone"
+        )
+    if strategy.asynchrony.unflushed:
+        return (
+            f"asynchrony={strategy.asynchrony} with learning={value}; it is a rule of "
+            f"its own, use asynchrony=flushed or learning=backpropagation"
+        )
+    if strategy.grad_clip_norm is not None:
+        return (
+            f"grad_clip_norm={strategy.grad_clip_norm} with learning={value}; its norm "
+            f"is over all parts, which never meet, leave it out or use "
+            f"learning=backpropagation"
+        )
+    if case.tied:
+        return (
+            f"tied weights ({', '.join(case.tied[0])}) with learning={value}; parts "
+            f"that share them never meet, untie them or use learning=backpropagation"
+        )
+    return None
