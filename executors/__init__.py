@@ -8,6 +8,7 @@ Each room, and each file beside them, imports those below alone, neighbours not 
 (import-linter holds it)::
 
     dryrun                         a step of any rank, on no devices
+    federation                     members that train apart and exchange weights
     runner                         train by a plan
     prepared                       a plan's model, for a loop of one's own
     weights                        Hugging Face's files, read and written
@@ -33,12 +34,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from executors.deferred.materialize import build_model
+    from executors.federation import FederationResult, run_federation
     from executors.launching.launcher import launch
     from executors.learning_rates import learning_rate
     from executors.prepared import Prepared, prepare
     from executors.runner import RunResult, StepReport, run
 
 _HOMES = {
+    "FederationResult": "executors.federation",
     "Prepared": "executors.prepared",
     "RunResult": "executors.runner",
     "StepReport": "executors.runner",
@@ -47,9 +50,11 @@ _HOMES = {
     "learning_rate": "executors.learning_rates",
     "prepare": "executors.prepared",
     "run": "executors.runner",
+    "run_federation": "executors.federation",
 }
 
 __all__ = [
+    "FederationResult",
     "Prepared",
     "RunResult",
     "StepReport",
@@ -58,6 +63,7 @@ __all__ = [
     "learning_rate",
     "prepare",
     "run",
+    "run_federation",
 ]
 
 

@@ -44,7 +44,14 @@ from planner.schema import Plan
 from planner.schema.base import fingerprint_parameters
 from planner.schema.violations import executor_violations
 
-__all__ = ["Prepared", "SchedulerFactory", "check_model", "prepare"]
+__all__ = [
+    "ModelSource",
+    "Prepared",
+    "SchedulerFactory",
+    "check_model",
+    "prepare",
+    "prepare_trainer",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,18 +83,18 @@ def check_model(plan: Plan, model: nn.Module) -> None:
 
 
 @dataclass(kw_only=True)
-class _Source:
+class ModelSource:
     """Builds the model of a run.
 
     Attributes:
         model_fn: As for :func:`prepare`.
         seed: The same.
-        weights: Files that the model's values come from.
+        weights: Files that the model's values come from; None for random ones.
     """
 
     model_fn: Callable[[], nn.Module]
     seed: int
-    weights: WeightOptions
+    weights: WeightOptions | None = None
     _recorded: weakref.ref[nn.Module] | None = None
 
     def record(self) -> tuple[nn.Module, Recording | None]:
@@ -115,7 +122,7 @@ class _Source:
             )
             if saved is not None and saved.last is not None:
                 saved.read_into(model, alone)
-            else:
+            elif self.weights is not None:
                 self.weights.load_whole(model, inventory)
             return model
 
@@ -161,7 +168,8 @@ class Prepared:
     ) -> None:
         self.plan, self._seed = plan, seed
         self._force, self._timeout_s = force, timeout_s
-        self._source = _Source(model_fn=model_fn, seed=seed, weights=weights)
+        self._source = ModelSource(model_fn=model_fn, seed=seed, weights=weights)
+        self._weights = weights
         self._saved: Checkpoints | None = None
         chosen = choose_device(device)
         with contextlib.ExitStack() as stack:
@@ -174,13 +182,9 @@ class Prepared:
                 alone=self.membership is not None,
             )
             stack.enter_context(group)
-            place = build_mesh(plan.strategy, chosen, self.membership)
-            model, recording = self._source.record()
-            _require_runnable(plan, model, chosen, force)
-            if place.process == 0:
-                _LOG.info("training %s by %s", plan.model.name, plan.strategy.label())
-            self.inventory = Inventory.of(model)
-            self.trainer = Trainer(plan, model, place, recording, optimizer=optimizer)
+            self.trainer, self.inventory = prepare_trainer(
+                plan, self._source, chosen, force, self.membership, optimizer
+            )
             self.optimizer = self.trainer.optimizer
             self.scheduler = scheduler(self.optimizer) if scheduler else None
             # Nothing failed: it ends with close().
@@ -198,7 +202,7 @@ class Prepared:
 
     def initialize(self) -> None:
         """Take the weights of files, if some were named."""
-        self._source.weights.load(self.trainer, self.inventory)
+        self._weights.load(self.trainer, self.inventory)
 
     def check_first_step(self, batch: Batch) -> FirstStepCheck:
         """Compare loss and gradient with those of the whole model on process 0.
@@ -374,10 +378,9 @@ class Prepared:
         Raises:
             ExecutionError: If the folder exists or cannot be written.
         """
-        source = self._source
-        files = source.weights.files
+        files = self._weights.files
         WeightOptions.of(
-            source.model_fn, files.path if files else None, False, folder, dtype
+            self._source.model_fn, files.path if files else None, False, folder, dtype
         ).save(self.trainer, self.inventory)
 
     def remedy(self, change: str) -> str:
@@ -465,6 +468,37 @@ def prepare(
         prepared.close()
         raise
     return prepared
+
+
+def prepare_trainer(
+    plan: Plan,
+    source: ModelSource,
+    device: torch.device,
+    force: bool,
+    membership: Membership | None = None,
+    optimizer: OptimizerFactory | None = None,
+) -> tuple[Trainer, Inventory]:
+    """Check processes, model and strategy, and build this rank's part; collective.
+
+    Args:
+        plan: What to do.
+        source: Of the model.
+        device: Of this process.
+        force: Whether the model may be another than the plan's.
+        membership: Agreement with the other copies, if the group is one copy's.
+        optimizer: As for :func:`prepare`.
+
+    Raises:
+        ExecutionError: If the plan cannot be run, or needs other processes.
+        FingerprintError: If the plan is for another model.
+    """
+    place = build_mesh(plan.strategy, device, membership)
+    model, recording = source.record()
+    _require_runnable(plan, model, device, force)
+    if place.process == 0:
+        _LOG.info("training %s by %s", plan.model.name, plan.strategy.label())
+    inventory = Inventory.of(model)
+    return Trainer(plan, model, place, recording, optimizer=optimizer), inventory
 
 
 def _membership(

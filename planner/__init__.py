@@ -13,9 +13,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Cluster": "planner.cluster",
+    "Federation": "planner.schema",
     "ModelGraph": "planner.graph",
     "Plan": "planner.schema",
     "Strategy": "planner.schema",
+    "federate": "planner.federations",
     "plan": "planner.api",
     "predict": "planner.api",
 }

@@ -37,20 +37,24 @@ def _defined(path: Path) -> set[str]:
 def test_the_entrance() -> None:
     assert planner.__all__ == [
         "Cluster",
+        "Federation",
         "ModelGraph",
         "Plan",
         "Strategy",
+        "federate",
         "plan",
         "predict",
         "__version__",
     ]
     assert dir(planner) == sorted(planner.__all__)
     assert executors.__all__ == [
+        "FederationResult",
         "RunResult",
         "StepReport",
         "build_model",
         "launch",
         "run",
+        "run_federation",
     ]
     with pytest.raises(AttributeError, match="has no attribute 'plam'"):
         planner.plam  # noqa: B018

@@ -33,6 +33,8 @@ class Group:
 
     def __init__(self, store: Store, index: int, size: int, timeout_s: float) -> None:
         self.index, self.size = index, size
+        #: Bytes that :meth:`ring_all_reduce` has sent.
+        self.sent_bytes = 0
         # torch's stubs do not list what a backend can do.
         self._backend: Any = None
         if size > 1:
@@ -62,6 +64,40 @@ class Group:
         every = values.new_empty(self.size * len(values), *values.shape[1:])
         self._backend.allgather([list(every.chunk(self.size))], [values]).wait()
         return every
+
+    def ring_all_reduce(self, values: torch.Tensor) -> None:
+        """Add up values of all members around a ring, in place; equal bits on all.
+
+        Each member sends 2 (C - 1)/C of its bytes to the next of C, as parts of equal
+        size, give or take one value. A part is added up in the order of members from
+        the one behind its own on, and its bits then travel on.
+
+        Args:
+            values: On the CPU; equal shapes on all members. Shape [n].
+        """
+        parts = values.tensor_split(self.size)
+        for turn in range(2 * (self.size - 1)):
+            sent = parts[(self.index - turn) % self.size]
+            part = parts[(self.index - turn - 1) % self.size]
+            adds = turn < self.size - 1
+            received = torch.empty_like(part) if adds else part
+            self._pass_on(sent, received)
+            if adds:
+                part += received
+
+    def _pass_on(self, sent: torch.Tensor, received: torch.Tensor) -> None:
+        """Send values to the next member while those of the one before come in."""
+        assert self._backend is not None
+        works = []
+        if sent.numel():
+            following = (self.index + 1) % self.size
+            works.append(self._backend.send([sent], following, 0))
+            self.sent_bytes += sent.nbytes
+        if received.numel():
+            before = (self.index - 1) % self.size
+            works.append(self._backend.recv([received], before, 0))
+        for work in works:
+            work.wait()
 
     def send(self, values: torch.Tensor) -> None:
         """Send bytes from the first of two members to the second.

@@ -40,7 +40,7 @@ from planner.schema.methods.local_steps import LocalSteps
 if TYPE_CHECKING:
     from executors.trainer import Trainer
 
-__all__ = ["LocalStepsReplicas"]
+__all__ = ["LocalStepsReplicas", "outer_step"]
 
 
 @dataclass(slots=True)
@@ -231,19 +231,9 @@ class LocalStepsReplicas:
         self._under_way = []
 
     def _stepped(self, weight: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
-        """Step of the outer optimizer, as torch.optim.SGD takes it."""
-        settings, direction = self.settings, gradient
-        if settings.outer_momentum:
-            kept = self._momentum[weight].to(gradient.device)
-            kept = kept * settings.outer_momentum + gradient
-            self._momentum[weight].copy_(kept)
-            direction = kept
-            if settings.nesterov:
-                direction = gradient + settings.outer_momentum * kept
-        new = self._global[weight].to(gradient.device)
-        new = new - settings.outer_learning_rate * direction
-        self._global[weight].copy_(new)
-        return new
+        """Step of the outer optimizer on a weight."""
+        momentum = self._momentum.get(weight)
+        return outer_step(self.settings, self._global[weight], momentum, gradient)
 
     def settle(self) -> None:
         """Do nothing: an exchange ends where it is due."""
@@ -297,6 +287,35 @@ class LocalStepsReplicas:
     def force(self, phase: str | None) -> None:
         """See :meth:`executors.replicas.Replicas.force`."""
         self._forced = phase
+
+
+def outer_step(
+    settings: LocalSteps,
+    weight: torch.Tensor,
+    momentum: torch.Tensor | None,
+    gradient: torch.Tensor,
+) -> torch.Tensor:
+    """Step of the outer optimizer, as torch.optim.SGD takes it.
+
+    Args:
+        settings: Its learning rate and momentum.
+        weight: Of the last exchange; changed in place, wherever it lies.
+        momentum: Likewise; None without.
+        gradient: Mean of what copies went down by.
+
+    Returns:
+        The new weight, on the gradient's device.
+    """
+    direction = gradient
+    if momentum is not None:
+        kept = momentum.to(gradient.device) * settings.outer_momentum + gradient
+        momentum.copy_(kept)
+        direction = kept
+        if settings.nesterov:
+            direction = gradient + settings.outer_momentum * kept
+    new = weight.to(gradient.device) - settings.outer_learning_rate * direction
+    weight.copy_(new)
+    return new
 
 
 def _require_finite(values: Sequence[torch.Tensor], number: int) -> None:

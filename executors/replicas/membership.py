@@ -147,6 +147,7 @@ class Membership:
         rank: Number of this process, and so of this replica.
         world: Number of replicas that the plan has.
         copy: Number of the replica on the plan's mesh, which its samples go by.
+        numbers: Of the processes that stand for replicas; None for all.
         fewest: Replicas that go on at least: fewer wait at an exchange, ``timeout_s``
             at most, until another is there to join them.
         silence_s: Silence after which a replica is gone, in seconds.
@@ -160,11 +161,13 @@ class Membership:
         world: int,
         *,
         copy: int,
+        numbers: Sequence[int] | None = None,
         fewest: int = 1,
         silence_s: float,
         timeout_s: float,
     ) -> None:
         self.rank, self.world, self.copy = rank, world, copy
+        self._numbers = tuple(range(world) if numbers is None else numbers)
         self._fewest = fewest
         self._silence_s, self._timeout_s = silence_s, timeout_s
         self._is_host = meeting.is_host
@@ -232,13 +235,13 @@ class Membership:
         text = self._read("quorum")
         last, found = time.monotonic(), {self.rank: self._token}
         while text is None:
-            for number in range(self.world):
+            for number in self._numbers:
                 token = self._read(here_key(number))
                 if token not in {None, ENDED, found.get(number)}:
                     found[number], last = token, time.monotonic()
             late = time.monotonic() - last > self._silence_s
-            if late or len(found) == self.world:
-                missing = [n for n in range(self.world) if n not in found]
+            if late or len(found) == len(self._numbers):
+                missing = [n for n in self._numbers if n not in found]
                 gone = dict.fromkeys(missing, "it did not start")
                 text = self._decide("quorum", _View(members=found, gone=gone).to_json())
             time.sleep(_POLL_S)
@@ -333,6 +336,10 @@ class Membership:
         """Return True if this process was not stopped itself."""
         before, self._polled = self._polled, now
         return now - before < self._silence_s / 3
+
+    def is_gone(self, number: int) -> bool:
+        """Return True if a replica is not waited for any more."""
+        return self._is_gone(number)
 
     def _is_gone(self, number: int, token: str = "") -> bool:
         return self._why_gone(number, token) is not None
@@ -451,7 +458,7 @@ class Membership:
     def _waiting(self, here: Sequence[int]) -> dict[int, str]:
         """Replicas that wait to join."""
         found = {}
-        for number in range(self.world):
+        for number in self._numbers:
             token = self._read(f"wants/{number}")
             if number not in here and token and token == self._read(here_key(number)):
                 found[number] = token

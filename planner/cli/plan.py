@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Contender",
+    "Pins",
     "PlanCommand",
     "as_data",
     "compare",
     "emit_contenders",
+    "read_risk",
 ]
 
 Pins = Annotated[
@@ -180,7 +182,7 @@ class PlanCommand:
             "optimizer": self.training.build_optimizer(),
             "grad_clip_norm": self.training.grad_clip_norm,
             "memory_fraction": self.memory_fraction,
-            "risk": _quantile(self.risk),
+            "risk": read_risk(self.risk),
             "calibration": self.calibration,
             "evaluation_budget": self.evaluation_budget,
             "time_budget_s": self.time_budget_s,
@@ -206,7 +208,7 @@ def _efficiency(text: str) -> tuple[str, float]:
         ) from None
 
 
-def _quantile(text: str) -> float | Literal["none"]:
+def read_risk(text: str) -> float | Literal["none"]:
     """Read ``--risk``.
 
     Raises:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from planner.cli.tokens import open_tokens
-from planner.schema import Plan, Workload
+from planner.schema import Federation, Plan, Workload
 
 if TYPE_CHECKING:
     from executors.prepared import SchedulerFactory
 
-__all__ = ["probe_rank", "train_rank", "verify_ranks"]
+__all__ = ["probe_rank", "train_member", "train_rank", "verify_ranks"]
 
 #: Takes a message, any JSON value, for the launching process.
 Emit = Callable[[Any], None]
@@ -122,6 +122,40 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         "measurement": measured.to_data() if measured else None,
         "first_step_check": asdict(checked) if checked else None,
     }
+
+
+def train_member(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    """Train as one process of a member of a federation.
+
+    Args:
+        arguments: JSON values, from ``meshwright run``.
+        emit: Takes messages for the launching process.
+    Returns:
+        Results of the process, as JSON values; see
+        :class:`executors.federation.FederationResult`.
+    """
+    from executors.federation import run_federation
+
+    federation = Federation.from_json(arguments["federation"])
+    plan = federation.members[0].plan
+    whole = {"global_batch": federation.global_batch}
+    workload = plan.workload.model_copy(update=whole)
+    data = (
+        _token_batches(arguments["data"], workload, arguments["seed"])
+        if arguments["data"]
+        else None
+    )
+    result = run_federation(
+        federation,
+        _model_fn(plan, arguments["model"], arguments["allow_remote_code"]),
+        data,
+        steps=arguments["steps"],
+        seed=arguments["seed"],
+        force=arguments["force"],
+        rank_timeout_s=arguments["rank_timeout_s"],
+        on_step=lambda report: emit({"step": report.step, "loss": report.loss}),
+    )
+    return asdict(result)
 
 
 def probe_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:

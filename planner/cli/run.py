@@ -22,18 +22,20 @@ from planner.cli.options import (
     model_of_plan,
 )
 from planner.cli.output import emit_json, emit_table, emit_text, note, progress
+from planner.cli.run_federation import load_plan, run_federation
 from planner.errors import (
     CaptureError,
     ExecutionError,
     FingerprintError,
     RankFailedError,
 )
-from planner.schema import Plan
+from planner.schema import ClusterReference, Federation, Plan
 from planner.schema.base import require_writable
 from planner.schema.violations import comparison_violation
 
 __all__ = [
     "RunCommand",
+    "check_cluster",
     "check_machine",
     "on_one_host",
 ]
@@ -100,7 +102,7 @@ class RunCommand:
     """Train by a plan: in local processes, as one rank under torchrun, or elsewhere."""
 
     plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
-    """A plan file."""
+    """A plan file, or that of a federation."""
     on: Literal["local", "ray", "slurm"] = "local"
     """Train in local processes, on a Ray cluster, or in a job submitted to SLURM."""
     steps: int = 10
@@ -154,7 +156,7 @@ class RunCommand:
     which all ranks end and name those that are missing."""
     max_restarts: int = 0
     """How often each copy that fails is started again, to join the others, where the
-    plan says on_failure=continue."""
+    plan or the federation says on_failure=continue."""
     allow_remote_code: bool = False
     """Run Python code that came with the hf:PATH named by --model; read it first."""
     force: bool = False
@@ -167,7 +169,12 @@ class RunCommand:
 
     def run(self) -> None:
         """Start the processes (or be one of them), report, clean up."""
-        plan = Plan.load(self.plan)
+        plan = load_plan(self.plan)
+        if isinstance(plan, Federation):
+            run_federation(
+                self, plan, check_cluster=check_cluster, progress=self._progress()
+            )
+            return
         if plan.workload.loss == "mean_square" and os.environ.get("RANK", "0") == "0":
             note(
                 "the model returns no loss: training minimises the mean square of its "
@@ -505,15 +512,20 @@ def check_machine(plan: Plan) -> None:
     Raises:
         FingerprintError: With the differences, and what to do.
     """
+    check_cluster(plan.cluster)
+
+
+def check_cluster(cluster: ClusterReference) -> None:
+    """Refuse a cluster that is not this machine; see :func:`check_machine`."""
     from planner.cluster import Cluster
 
     here = Cluster.detect()
-    if here.num_devices != plan.cluster.num_devices and "gloo" in {
+    if here.num_devices != cluster.num_devices and "gloo" in {
         device.backend for device in here.device_types
     }:
         # Any number of processes can be started on CPU cores.
-        here = Cluster.detect(processes=plan.cluster.num_devices)
-    if here.fingerprint == plan.cluster.fingerprint:
+        here = Cluster.detect(processes=cluster.num_devices)
+    if here.fingerprint == cluster.fingerprint:
         return
     found = here.reference()
     differences = [
@@ -521,15 +533,15 @@ def check_machine(plan: Plan) -> None:
         for name, ours, theirs in (
             (
                 "devices",
-                _devices(plan.cluster.device_types),
+                _devices(cluster.device_types),
                 _devices(found.device_types),
             ),
-            ("hosts", _hosts(plan.cluster.hosts), _hosts(found.hosts)),
+            ("hosts", _hosts(cluster.hosts), _hosts(found.hosts)),
         )
         if ours != theirs
     ]
     raise FingerprintError(
-        f"the plan is for {plan.cluster.name}, not for this machine: "
+        f"the plan is for {cluster.name}, not for this machine: "
         f"{', '.join(differences) or 'their networks differ'}; plan for local, use "
         f"torchrun on those machines, or --force to run all the same"
     )

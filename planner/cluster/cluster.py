@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,12 @@ import numpy.typing as npt
 
 from planner.cluster import levels
 from planner.cluster.detect import detect_document
-from planner.cluster.documents import matrix_document, mixed_document, whole_number
+from planner.cluster.documents import (
+    matrix_document,
+    mixed_document,
+    part_document,
+    whole_number,
+)
 from planner.cluster.levels import AxisLevel
 from planner.cluster.presets import preset_document
 from planner.cluster.read import parse_cluster, probed_document, read_cluster
@@ -182,6 +188,34 @@ class Cluster:
         """
         documents = [cluster.document for cluster in clusters]
         return cls.from_document(mixed_document(documents, level, name))
+
+    def part(self, device_ids: Iterable[int], name: str = "") -> Cluster:
+        """Return some devices as a cluster of their own, numbered in the same order.
+
+        Devices of a host that is divided take their share of its cores and memory.
+
+        Args:
+            device_ids: Each once.
+            name: For people; the cluster's name and the ids if empty.
+
+        Raises:
+            ClusterError: If there are none, one is no device, or is given twice.
+        """
+        ids = sorted(whole_number("device", i, least=None) for i in device_ids)
+        if not ids:
+            raise ClusterError(
+                f"no devices of {self.name} are given; give one at least"
+            )
+        for wrong in (i for i in ids if not 0 <= i < self.num_devices):
+            raise ClusterError(
+                f"device {wrong} does not exist; {self.name} has devices 0 to "
+                f"{self.num_devices - 1}"
+            )
+        for one, following in itertools.pairwise(ids):
+            if one == following:
+                raise ClusterError(f"device {one} is given twice; give it once")
+        title = name or f"{self.name}[{','.join(map(str, ids))}]"
+        return Cluster.from_document(part_document(self.document, ids, title))
 
     def with_occupied(self, device_ids: Iterable[int]) -> Cluster:
         """Return the same cluster with exactly these devices taken.

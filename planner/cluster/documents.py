@@ -21,7 +21,7 @@ from planner.schema.cluster import (
     Matrices,
 )
 
-__all__ = ["matrix_document", "mixed_document", "whole_number"]
+__all__ = ["matrix_document", "mixed_document", "part_document", "whole_number"]
 
 
 def whole_number(what: str, value: Any, least: int | None = 1) -> int:
@@ -322,3 +322,81 @@ def _same_speed(a: Link, b: Link) -> bool:
 def _slower(a: Link, b: Link) -> Link:
     slow = min(a, b, key=lambda link: link.bandwidth_bytes_per_s)
     return slow.model_copy(update={"latency_s": max(a.latency_s, b.latency_s)})
+
+
+def part_document(
+    document: ClusterDocument, ids: Sequence[int], name: str
+) -> ClusterDocument:
+    """Describe some devices of a cluster; see :meth:`planner.cluster.Cluster.part`."""
+    chosen = set(ids)
+    groups: list[HostGroup] = []
+    kept: list[int] = []
+    first = host = 0
+    for group in document.hosts:
+        for _ in range(group.count):
+            stop = first + group.devices_per_host
+            count = len(chosen.intersection(range(first, stop)))
+            if count:
+                kept.append(host)
+                _append_host(groups, _part_of_host(group, count))
+            first, host = stop, host + 1
+    used = {group.device for group in groups}
+    fields: dict[str, Any] = {
+        "name": name,
+        "device_types": tuple(t for t in document.device_types if t.name in used),
+        "hosts": tuple(groups),
+        "collectives": tuple(
+            one for one in document.collectives if one.group_size <= len(ids)
+        ),
+        "calibration": document.calibration,
+        "source": document.source,
+    }
+    if document.matrices is not None:
+        ordered = sorted(ids)
+        matrices = {
+            field: tuple(
+                tuple(getattr(document.matrices, field)[i][j] for j in ordered)
+                for i in ordered
+            )
+            for field in Matrices.model_fields
+        }
+        fields |= {"topology": "matrix", "matrices": Matrices(**matrices)}
+    elif len(kept) > 1:
+        fields["levels"] = _part_of_levels(document, kept, host)
+    return ClusterDocument(**fields)
+
+
+def _append_host(groups: list[HostGroup], group: HostGroup) -> None:
+    """Add a host to runs of equal ones."""
+    last = groups[-1] if groups else None
+    if last is not None and last.model_copy(update={"count": 1}) == group:
+        groups[-1] = last.model_copy(update={"count": last.count + 1})
+    else:
+        groups.append(group)
+
+
+def _part_of_host(group: HostGroup, count: int) -> HostGroup:
+    """Return one host of a group with so many devices, and their share of the rest."""
+    share = count / group.devices_per_host
+    return group.model_copy(
+        update={
+            "count": 1,
+            "devices_per_host": count,
+            "compute_slots": group.compute_slots and group.compute_slots * share,
+            "memory_bytes": group.memory_bytes and group.memory_bytes * share,
+            "nics": group.nics and min(group.nics, count),
+        }
+    )
+
+
+def _part_of_levels(
+    document: ClusterDocument, kept: Sequence[int], num_hosts: int
+) -> tuple[Level, ...]:
+    """Return the levels of some hosts, with switches that join none left out."""
+    levels = []
+    for level in document.levels:
+        switches = level.switch_of_host(num_hosts)
+        runs = itertools.groupby(switches[host] for host in kept)
+        sizes = tuple(len(list(run)) for _, run in runs)
+        levels.append(level.model_copy(update={"hosts": sizes}))
+    return tuple(levels)

@@ -1,6 +1,7 @@
 """Documents that cross a boundary: standard library and pydantic only."""
 
 from planner.schema.base import Document, write_atomically
+from planner.schema.federation import Federation, FederationPrediction, Member
 from planner.schema.methods import GradientCompression
 from planner.schema.plan import Plan
 from planner.schema.plan_parts import (
@@ -45,8 +46,11 @@ __all__ = [
     "Contender",
     "ContextAlgorithm",
     "Document",
+    "Federation",
+    "FederationPrediction",
     "GradientCompression",
     "InputSpec",
+    "Member",
     "Mesh",
     "ModelReference",
     "Optimizer",

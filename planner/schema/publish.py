@@ -13,6 +13,7 @@ from pathlib import Path
 from planner.schema.base import Document, write_atomically
 from planner.schema.checkpoint import CheckpointRecord
 from planner.schema.cluster import ClusterDocument
+from planner.schema.federation import Federation
 from planner.schema.measurement import Measurement
 from planner.schema.pages import schema_pages
 from planner.schema.plan import Plan
@@ -27,6 +28,7 @@ __all__ = ["DOCUMENTS", "main", "page_texts", "publish", "schema_text"]
 DOCUMENTS: Mapping[str, type[Document]] = {
     "checkpoint": CheckpointRecord,
     "cluster": ClusterDocument,
+    "federation": Federation,
     "measurement": Measurement,
     "plan": Plan,
     "probe": ProbeDocument,

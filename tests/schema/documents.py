@@ -12,7 +12,10 @@ from planner.schema import (
     Alternative,
     ClusterReference,
     Communication,
+    Federation,
+    FederationPrediction,
     InputSpec,
+    Member,
     Mesh,
     ModelReference,
     Optimizer,
@@ -38,6 +41,7 @@ from planner.schema.cluster import (
     Matrices,
     MeasuredCollective,
 )
+from planner.schema.federation import Formation
 from planner.schema.measurement import MeasuredPhase, Measurement, Traffic
 from planner.schema.methods import (
     Method,
@@ -46,6 +50,7 @@ from planner.schema.methods import (
     methods,
     slots,
 )
+from planner.schema.methods.local_steps import LocalSteps
 from planner.schema.probe import (
     MatmulPoint,
     MeasuredLink,
@@ -66,6 +71,7 @@ from planner.schema.violations import batch_norm_violation
 __all__ = [
     "checkpoints",
     "clusters",
+    "federations",
     "measurements",
     "plans",
     "probes",
@@ -316,6 +322,45 @@ def plans(draw: st.DrawFn) -> Plan:
         provenance=provenance,
         not_runnable=draw(_rows(names, max_size=2)),
         timing_s=draw(_table(amounts)),
+    )
+
+
+@st.composite
+def federations(draw: st.DrawFn) -> Federation:
+    """Members with one plan on devices side by side, everything else free."""
+    drawn = draw(plans())
+    exact = {"synchronisation": Strategy().synchronisation}
+    strategy = drawn.strategy.model_copy(update=exact)
+    plan = drawn.model_copy(update={"strategy": strategy})
+    count, size = draw(counts), plan.cluster.num_devices
+    return Federation(
+        cluster=plan.cluster.model_copy(
+            update={"num_devices": count * size + 1, "hosts": ()}
+        ),
+        members=tuple(
+            Member(
+                name=str(index),
+                devices=tuple(range(index * size, (index + 1) * size)),
+                plan=plan,
+            )
+            for index in range(count)
+        ),
+        global_batch=count * plan.workload.global_batch,
+        exchange=LocalSteps(period=draw(counts)),
+        weighting=draw(st.sampled_from(["samples", "equal"])),
+        left_out=draw(st.sampled_from([(), (count * size,)])),
+        prediction=FederationPrediction(
+            step_time_s=draw(amounts),
+            member_step_times_s=tuple(draw(amounts) for _ in range(count)),
+            exchange_time_s=draw(amounts),
+            exchange_bytes=tuple(draw(amounts) for _ in range(count)),
+            samples_per_s=draw(amounts),
+        ),
+        formation=Formation(
+            meshwright_version=draw(names),
+            method=draw(st.sampled_from(["segments", "given"])),
+            others=draw(_rows(st.tuples(names, amounts), max_size=2)),
+        ),
     )
 
 

@@ -25,6 +25,7 @@ from tests.plans import gpt2_plan
 from tests.schema.documents import (
     checkpoints,
     clusters,
+    federations,
     measurements,
     plans,
     probes,
@@ -37,6 +38,7 @@ PUBLISHED = Path(__file__).parents[2] / "docs" / "schema"
 MADE = {
     "checkpoint": checkpoints,
     "cluster": clusters(),
+    "federation": federations(),
     "measurement": measurements,
     "plan": plans(),
     "probe": probes,

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.schema import Document, Plan, Strategy
+from planner.schema import Document, Federation, Plan, Strategy
 from planner.schema.cluster import ClusterDocument
 from planner.schema.measurement import Measurement
 from planner.schema.probe import ProbeDocument
 from planner.schema.stream import StreamRecord
 from tests.schema.documents import (
     clusters,
+    federations,
     measurements,
     plans,
     probes,
@@ -30,6 +31,7 @@ KINDS = {
     Plan: plans(),
     Strategy: strategies(),
     ClusterDocument: clusters(),
+    Federation: federations(),
     Measurement: measurements,
     ProbeDocument: probes,
     StreamRecord: stream_records(),

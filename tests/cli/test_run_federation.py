@@ -1,0 +1,89 @@
+"""``meshwright run`` by a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner import Cluster, federate
+from planner.schema import Precision
+from tests.cli.shell import ask
+from tests.plans import tiny_graph
+
+PERIOD = 2
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A federation of two processes and one."""
+    made = federate(
+        tiny_graph(),
+        Cluster.detect(processes=3),
+        global_batch=6,
+        members=[[0, 1], [2]],
+        exchange=f"local_steps:period={PERIOD}",
+        partitioner="expert",
+        precision=Precision(compute="float32"),
+    )
+    path = tmp_path_factory.mktemp("federation") / "federation.json"
+    made.save(path)
+    return path
+
+
+def test_members_train_and_exchange(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    answer = ask(capsys, "run", file, "--steps", "4", "--json")
+    assert answer.code == 0, answer.err
+    members = answer.json["members"]
+    assert [one["name"] for one in members] == ["member0", "member1"]
+    weights = 4 * sum(p.numel for p in tiny_graph().parameters)
+    for one in members:
+        assert len(one["losses"]) == 4
+        assert one["first_step"] == 0
+        assert one["exchange_time_s"] > 0
+    # Alone in its member a device sends all weights once to one of two.
+    assert members[1]["sent_bytes"] == weights
+    assert 0 < members[0]["sent_bytes"] < weights
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--measure",), "--measure with the federation"),
+        (("--checkpoint-dir", "x"), "members are each other's"),
+        (("--on", "ray"), "start each process where it belongs"),
+        (("--steps", "0"), "--steps 0; a run has at least 1 step"),
+        (("--max-restarts", "1"), "the run stops when a member fails"),
+    ],
+)
+def test_options_that_do_not_go_with_it_are_refused(
+    capsys: pytest.CaptureFixture[str], file: Path, words: tuple[str, ...], said: str
+) -> None:
+    answer = ask(capsys, "run", file, *words)
+    assert answer.code == 1
+    assert said in answer.error
+
+
+def test_a_federation_for_another_machine_is_refused(
+    capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.json"
+    text = file.read_text(encoding="utf-8")
+    fingerprint = Cluster.detect(processes=3).fingerprint
+    other.write_text(text.replace(fingerprint, "0" * 16), encoding="utf-8")
+    answer = ask(capsys, "run", other, "--steps", "2")
+    assert answer.code == 1
+    assert "not for this machine" in answer.error
+
+
+def test_a_file_edited_by_hand_is_refused(
+    capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.json"
+    text = file.read_text(encoding="utf-8")
+    other.write_text(text.replace('"global_batch": 6', '"global_batch": 8'))
+    answer = ask(capsys, "run", other)
+    assert answer.code == 1
+    assert "members train 6 samples a step, global_batch says 8" in answer.error
