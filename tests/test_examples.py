@@ -141,3 +141,22 @@ def test_saved_weights_are_tuned_stopped_and_gone_on_with(
     begun, stopped, went_on, ended, loaded = losses
     assert stopped == went_on < begun
     assert ended == loaded < stopped
+
+
+@pytest.mark.further
+def test_home_pcs_send_what_is_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES), prepend=":")
+    words = ("--quick", "--steps", "10")
+    _run("home_pcs.py", *words, monkeypatch=monkeypatch, folder=tmp_path)
+    said = capsys.readouterr().out
+    losses = [float(x) for x in re.findall(r"^step \d+: loss (.*)", said, re.M)]
+    assert losses[-1] < losses[0]
+    counted = re.findall(r"member \d+: ([\d,]+), predicted ([\d,]+)", said)
+    assert len(counted) > 1
+    for sent, predicted in counted:
+        # Parts of rings are whole values.
+        assert abs(int(sent.replace(",", "")) - int(predicted.replace(",", ""))) < 64
