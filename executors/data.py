@@ -19,6 +19,7 @@ __all__ = [
     "require_equal_batches",
     "require_inputs",
     "require_lengths",
+    "require_size",
     "slice_batch",
     "synthetic_batch",
 ]
@@ -114,11 +115,20 @@ def global_batches(
                 f"from input name to tensor, or a function of the step"
             )
         if step >= first:
-            _check_size(batch, workload.global_batch)
+            require_size(batch, workload.global_batch)
             yield batch
 
 
-def _check_size(batch: Batch, expected: int) -> None:
+def require_size(batch: Batch, expected: int) -> None:
+    """Refuse a batch of another size than the plan's.
+
+    Args:
+        batch: All samples of a step.
+        expected: Global batch.
+
+    Raises:
+        ExecutionError: If an input has another number of samples.
+    """
     for name, value in batch.items():
         if value.shape[0] != expected:
             raise ExecutionError(

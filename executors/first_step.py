@@ -12,7 +12,6 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import psutil
@@ -20,18 +19,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from executors.data import Batch, slice_batch
 from executors.losses import LossFunction
 from executors.steps import gradient_norm, gradient_norms, left_as_it_was
+from executors.strategies.dropout import DropoutOff
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, MeshwrightError
 from planner.schema import Plan, Precision
 
 __all__ = ["FirstStepCheck", "compare_first_step"]
-
-_ATEN = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +118,7 @@ def compare_first_step(
             not fit into one process, or its forward is random beyond dropout.
     """
     whole = _on_first_rank(trainer, lambda: _step_whole(trainer, build, batch))
-    off = _DropoutOff() if whole.dropout else contextlib.nullcontext()
+    off = DropoutOff() if whole.dropout else contextlib.nullcontext()
     with _left_as_it_was(trainer), off:
         loss = trainer.backward(batch)
         named = [
@@ -199,7 +196,7 @@ def _forward_backward(trainer: Trainer, model: nn.Module, batch: Batch) -> _Step
     wanted = trainer.inputs
     total, sums = 0.0, dict[str, torch.Tensor]()
     before = _generators(device)
-    with _DropoutOff() as dropout:
+    with DropoutOff() as dropout:
         for index in range(pieces):
             piece = slice_batch(batch, index, pieces, device)
             inputs = {n: v for n, v in piece.items() if wanted is None or n in wanted}
@@ -328,51 +325,6 @@ def _no_room(plan: Plan, why: str) -> ExecutionError:
         f"and {why}; leave it out, and compare a small twin with plain training "
         f"(meshwright verify --numerics)"
     )
-
-
-# -- Dropout ---------------------------------------------------------------------
-
-
-class _DropoutOff(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode in which nothing is dropped: masks have the mean of what would be drawn.
-
-    It sees the ops of modules, of exported graphs and of recomputation alike.
-
-    Attributes:
-        found: True if something would have been dropped.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is _ATEN.bernoulli_.float:
-            self.found = True
-            return args[0].fill_(args[1])
-        rate = _rate_argument(func)
-        if rate is not None:
-            position, name = rate
-            if args[position] if len(args) > position else kwargs.get(name):
-                self.found = True
-            if len(args) > position:
-                args = (*args[:position], 0.0, *args[position + 1 :])
-            else:
-                kwargs = {**kwargs, name: 0.0}
-        return func(*args, **kwargs)
-
-
-@cache
-def _rate_argument(func: Any) -> tuple[int, str] | None:
-    """Position and name of the share that an op drops; None if it drops nothing."""
-    wanted = "p" if func is _ATEN.native_dropout.default else "dropout_p"
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.name == wanted:
-            return position, wanted
-    return None
 
 
 # -- Comparison ------------------------------------------------------------------

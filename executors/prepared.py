@@ -8,6 +8,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,11 @@ from typing import Self
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
 from executors.checkpoints.snapshot import Inventory, collect
-from executors.data import Batch, require_equal_batches
+from executors.data import Batch, require_equal_batches, require_size
 from executors.deferred.materialize import build_model
 from executors.deferred.model import record
 from executors.deferred.recording import Recording
@@ -138,6 +139,23 @@ class ModelSource:
         return model
 
 
+class _Rates:
+    """Learning rates and a scheduler's state as a run begins, to begin again from."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None
+    ) -> None:
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        self._state = None if scheduler is None else deepcopy(scheduler.state_dict())
+
+    def restore(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler) -> None:
+        """Put both back."""
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+        assert self._state is not None
+        scheduler.load_state_dict(deepcopy(self._state))
+
+
 class Prepared:
     """A model made parallel by a plan, with optimizer, scheduler and processes.
 
@@ -171,6 +189,8 @@ class Prepared:
         self._source = ModelSource(model_fn=model_fn, seed=seed, weights=weights)
         self._weights = weights
         self._saved: Checkpoints | None = None
+        #: Of each folder that was saved to or loaded from.
+        self._folders: dict[Path, Checkpoints] = {}
         chosen = choose_device(device)
         with contextlib.ExitStack() as stack:
             self.membership = _membership(plan, stack, rank_timeout_s, timeout_s)
@@ -187,6 +207,12 @@ class Prepared:
             )
             self.optimizer = self.trainer.optimizer
             self.scheduler = scheduler(self.optimizer) if scheduler else None
+            if isinstance(self.scheduler, ReduceLROnPlateau):
+                raise ExecutionError(
+                    "scheduler=ReduceLROnPlateau needs a metric; step it yourself, "
+                    "after evaluate(), and leave scheduler= out"
+                )
+            self._rates = _Rates(self.optimizer, self.scheduler)
             # Nothing failed: it ends with close().
             self._stack = stack.pop_all()
 
@@ -230,6 +256,7 @@ class Prepared:
                 gradient norm is not finite.
         """
         trainer, step = self.trainer, self.trainer.done
+        require_size(batch, self.plan.workload.global_batch)
         if trainer.meets(step):
             # Copies that are apart do not wait for each other in between.
             require_equal_batches(batch, step, trainer.place.device)
@@ -275,7 +302,15 @@ class Prepared:
 
         Args:
             batch: As for :meth:`step`.
+
+        Raises:
+            ExecutionError: As :meth:`step` does, or if the plan's rule of training
+                leaves no one model to evaluate.
         """
+        self.trainer.require_evaluation()
+        require_size(batch, self.plan.workload.global_batch)
+        if self.membership is None:
+            require_equal_batches(batch, self.done - 1, self.trainer.place.device)
         return self.trainer.evaluate(batch)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -288,7 +323,13 @@ class Prepared:
 
     def checkpoints(self, options: CheckpointOptions) -> Checkpoints:
         """Checkpoints of this run in a folder, from now on those of :meth:`save`."""
-        if self._saved is None or self._saved.options.folder != options.folder:
+        if self.membership is not None:
+            raise ExecutionError(
+                "the plan says on_failure=continue, under which no save needs all "
+                "copies; plan with on_failure=stop to keep checkpoints"
+            )
+        saved = self._folders.get(options.folder)
+        if saved is None:
             saved = Checkpoints(
                 options,
                 self.trainer,
@@ -297,8 +338,10 @@ class Prepared:
                 timeout_s=self._timeout_s,
                 force=self._force,
             )
-            self._saved = self._stack.enter_context(saved)
-        return self._saved
+            self._folders[options.folder] = self._stack.enter_context(saved)
+        saved.options = options
+        self._saved = saved
+        return saved
 
     def save(self, folder: str | os.PathLike[str], *, keep: int = 2) -> None:
         """Write a checkpoint, ``step-000100`` of a folder.
@@ -312,7 +355,7 @@ class Prepared:
                 one differ, or a process cannot write.
         """
         path = Path(folder).absolute()
-        fresh = self._saved is None or self._saved.options.folder != path
+        fresh = path not in self._folders
         saved = self.checkpoints(CheckpointOptions(folder=path, keep=keep))
         saved.options.require_rests(self.done, self.trainer.replicas)
         if fresh:
@@ -360,6 +403,7 @@ class Prepared:
         """Put the scheduler where it was after so many steps."""
         if self.scheduler is None:
             return
+        self._rates.restore(self.optimizer, self.scheduler)
         with warnings.catch_warnings():
             # torch takes steps of the scheduler alone for a mistake.
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler")
@@ -378,6 +422,11 @@ class Prepared:
         Raises:
             ExecutionError: If the folder exists or cannot be written.
         """
+        if self.membership is not None or not self.trainer.replicas.rests(self.done):
+            raise ExecutionError(
+                f"copies or stages of the weights differ after {self.done} steps; save "
+                f"where they come together, by a plan that stops when one fails"
+            )
         files = self._weights.files
         WeightOptions.of(
             self._source.model_fn, files.path if files else None, False, folder, dtype

@@ -185,6 +185,8 @@ def run(
             f"1"
         )
     evaluated = None if eval_data is None else list(eval_data)
+    if evaluated == []:
+        raise ExecutionError("eval_data holds no batch; give at least one, or None")
     violation = comparison_violation(plan.strategy) if check_first_step else None
     if violation is not None:
         raise ExecutionError(violation)
@@ -214,6 +216,8 @@ def run(
     )
     with prepared:
         first = _begin(prepared, options, steps)
+        if evaluated is not None:
+            prepared.trainer.require_evaluation()
         if measure and first >= steps:
             raise ExecutionError(
                 f"{checkpoint_dir} has done {first} of steps={steps}, there is none "

@@ -272,12 +272,21 @@ def own_optimizer(
             f"optimizer built {type(optimizer).__name__}; it must take a list of pairs "
             f"of name and parameter and return a torch.optim.Optimizer"
         )
-    own = {id(parameter) for _, parameter in trained}
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    if trained and not {id(p) for p in held} <= own:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ExecutionError(
+            "optimizer=LBFGS computes a loss several times a step; use another"
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if trained and not held <= {id(parameter) for _, parameter in trained}:
         raise ExecutionError(
             "optimizer holds parameters that it was not given; build it of its "
             "argument, the sharded parameters, not of the model that model_fn built"
+        )
+    left = [name for name, parameter in trained if id(parameter) not in held]
+    if left:
+        raise ExecutionError(
+            f"optimizer leaves out {left[0]} (of {len(left)}); freeze what is not "
+            f"trained in model_fn (requires_grad_(False)), or give it a group"
         )
     # Kernels over lists refuse those that mix plain tensors and DTensors.
     groups: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ from itertools import chain
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule
 
 from executors.communication.buckets import BucketedReplicas
@@ -27,7 +27,7 @@ from executors.deferred.recording import Recording
 from executors.learning import step_of
 from executors.losses import LossFunction
 from executors.mesh import ProcessMesh
-from executors.names import units_of_model
+from executors.names import tied_parameters, units_of_model
 from executors.parallelize import ParallelPart, parallelize
 from executors.pipelines.pipeline import Pipeline
 from executors.pipelines.stages import LoweredStage, cuts_inside_stream, lower
@@ -51,6 +51,7 @@ from executors.strategies.context import (
     whole_sequences,
 )
 from executors.strategies.data_parallel import is_whole
+from executors.strategies.dropout import DropoutOff
 from planner.errors import ExecutionError
 from planner.kv_cache import disable_kv_cache
 from planner.schema import Plan, Recompute
@@ -218,6 +219,8 @@ class Trainer:
         self.tied: TiedSync | None = None
         #: Empty tensors like those that each stage makes; none without stages.
         self.sends: Sequence[tuple[torch.Tensor, ...]] = ()
+        # Copies of a tied weight go by its first name.
+        self._first = {n: group[0] for group in tied_parameters(model) for n in group}
         self._further = _further_inputs(plan, model)
         named = frozenset(spec.name for spec in plan.workload.inputs)
         #: Names of what forward is given of a batch; None for all of it.
@@ -232,7 +235,7 @@ class Trainer:
             gc.collect()
         else:
             self._build_whole(model, recording)
-        self.optimizer = self._optimizer(optimizer)
+        self.optimizer = made = self._optimizer(optimizer)
         #: Name of the class that the user chose, or the plan's.
         self.optimizer_name = (
             type(self.optimizer).__name__ if optimizer else strategy.optimizer.name
@@ -261,13 +264,20 @@ class Trainer:
         self.step_rule: Step = step_of(strategy)
         self.step_rule.attach(self)
         self.replicas.attach(self)
+        if optimizer is not None and self.optimizer is not made:
+            raise ExecutionError(
+                f"optimizer= with synchronisation={strategy.synchronisation} and "
+                f"gradient_compression={strategy.gradient_compression}, of which one "
+                f"has an optimizer of its own; leave it to the plan"
+            )
 
     def _optimizer(self, factory: OptimizerFactory | None) -> torch.optim.Optimizer:
         if factory is None:
             spec = self.plan.strategy.optimizer
             return build_optimizer(self.all_parameters(), spec)
-        named = (part.inner.named_parameters() for part in self.parts.values())
-        return own_optimizer(chain.from_iterable(named), factory)
+        every = (part.inner.named_parameters() for part in self.parts.values())
+        named = chain.from_iterable(every)
+        return own_optimizer(((self._first.get(n, n), p) for n, p in named), factory)
 
     def _build_whole(self, model: nn.Module, recording: Recording | None) -> None:
         strategy = self.plan.strategy
@@ -420,34 +430,56 @@ class Trainer:
             ExecutionError: If stages run by a rule of the copies' own, or as
                 :meth:`step` does.
         """
-        if isinstance(self.replicas, DrainedReplicas):
-            raise ExecutionError(
-                f"evaluation with asynchrony={self.plan.strategy.asynchrony}, whose "
-                f"stages have versions of their own; evaluate its saved weights by "
-                f"another plan"
-            )
-        if self.pipeline is None and len(self.parts) > 1:
-            raise ExecutionError(
-                f"evaluation with synchronisation="
-                f"{self.plan.strategy.synchronisation}, which runs stages in turn; "
-                f"evaluate its saved weights by another plan"
-            )
+        self.require_evaluation()
         local = self._own_slice(batch)
         modules = [part.module for part in self.parts.values()]
         for module in modules:
             module.eval()
+        # Graphs of stages have dropout of training in them.
+        off = nullcontext() if self.pipeline is None else DropoutOff()
         try:
-            loss = self._forward(local)
+            with off:
+                loss = self._forward(local)
         finally:
             for module in modules:
                 module.train()
+                # Weights that no backward frees would be taken for the rank's own.
+                for inner in module.modules():
+                    if isinstance(inner, FSDPModule):
+                        inner.reshard()
         share = torch.zeros((), device=self.place.device) if loss is None else loss
         total = share / (self.loss.data_parallel * self.place.size("tp"))
-        if self.place.membership is None or self.place.replica is None:
+        if self.place.membership is None:
             dist.all_reduce(total)
             return float(total) / self._copies
-        dist.all_reduce(total, group=self.place.replica)
+        if self.place.replica is not None:
+            dist.all_reduce(total, group=self.place.replica)
         return float(total)
+
+    def require_evaluation(self) -> None:
+        """Refuse to evaluate what has no one model, or no mode for it.
+
+        Raises:
+            ExecutionError: If stages run by a rule of the copies' own, weights have
+                several versions, or batch norms are part of a stage's graph.
+        """
+        strategy, why = self.plan.strategy, ""
+        if isinstance(self.replicas, DrainedReplicas):
+            why = f"asynchrony={strategy.asynchrony}, whose stages have versions"
+        elif self.pipeline is None and len(self.parts) > 1:
+            why = f"synchronisation={strategy.synchronisation}, whose stages take turns"
+        elif self.pipeline is not None and any(
+            "batch_norm" in str(node.target)
+            for part in self.parts.values()
+            for module in part.inner.modules()
+            if isinstance(module, fx.GraphModule)
+            for node in module.graph.nodes
+        ):
+            why = "pp > 1 and batch norms without weights, whose mode is traced"
+        if why:
+            raise ExecutionError(
+                f"evaluation with {why}; evaluate its saved weights by another plan"
+            )
 
     def _forward(self, local: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Sum of this rank's scaled losses; None on a rank that computes none."""

@@ -295,7 +295,7 @@ def load_values(
         source: For messages.
         group: All ranks.
     """
-    _load(tensors, _Values(saved, part), source, group)
+    _load(tensors, _Values(saved, part), source, group, "name other weights")
 
 
 class _Values(StorageReader):
@@ -367,6 +367,7 @@ def _load(
     reader: StorageReader,
     source: Path,
     group: dist.ProcessGroup | None,
+    remedy: str = "resume from another checkpoint",
 ) -> None:
     try:
         with warnings.catch_warnings():
@@ -380,14 +381,16 @@ def _load(
                 no_dist=group is None,
             )
     except CheckpointException as error:
-        raise _failure("read", source, error) from error
+        raise _failure("read", source, error, remedy) from error
 
 
-def _failure(verb: str, folder: Path, error: CheckpointException) -> ExecutionError:
+def _failure(
+    verb: str, folder: Path, error: CheckpointException, remedy: str = ""
+) -> ExecutionError:
     """Error of one line from torch's page of them: the first rank's reason."""
     rank, (reason, _) = min(error.failures.items(), key=lambda item: item[0])
     said = f"{type(reason).__name__}: {explain(reason)}"
-    remedy = (
+    remedy = remedy or (
         "make room or choose another checkpoint_dir"
         if verb == "write"
         else "resume from another checkpoint"

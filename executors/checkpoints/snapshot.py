@@ -161,6 +161,7 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
             tensors[f"{own}model.{name}"] = parameter.detach()
             tensors[f"model.{name}"] = _mean(parameter, trainer)
         for key, value in trainer.optimizer.state.get(parameter, {}).items():
+            _require_kept(trainer, name, key, value, parameter)
             if isinstance(value, torch.Tensor):
                 full = f"optimizer.{key}.{name}"
                 # Counters are equal on all copies.
@@ -224,6 +225,27 @@ def _mean(parameter: nn.Parameter, trainer: Trainer) -> torch.Tensor:
     mean = _local(parameter).clone()
     dist.all_reduce(mean, group=trainer.place.group("replicate"))
     return _like(parameter, mean / trainer.place.size("replicate"))
+
+
+def _require_kept(
+    trainer: Trainer, name: str, key: str, value: object, parameter: nn.Parameter
+) -> None:
+    """Refuse an optimizer's state that no other mesh could be given its part of.
+
+    Raises:
+        ExecutionError: If it is neither a scalar tensor nor shaped as its parameter.
+    """
+    shaped = isinstance(value, torch.Tensor) and (
+        not value.ndim or value.numel() == 1 or value.shape == parameter.shape
+    )
+    if value is None or shaped or isinstance(trainer.replicas, SplitReplicas):
+        return
+    found = list(value.shape) if isinstance(value, torch.Tensor) else value
+    raise ExecutionError(
+        f"{trainer.optimizer_name} keeps {key!r} of {name} as {found}, neither a "
+        f"scalar tensor nor of its shape {list(parameter.shape)}; keep no checkpoints "
+        f"with it, or use another optimizer"
+    )
 
 
 def _kept_by_replicas(

@@ -126,6 +126,9 @@ class CoreOptimizer(torch.optim.Optimizer):
                     grad = local_part(parameter.grad)
                     view.grad = self._view(parameter, grad, place)
                     self._lend_state(parameter, view, place)
+            for group in self._rules[place].param_groups:
+                # A scheduler changes this optimizer's rate.
+                group["lr"] = self.param_groups[0]["lr"]
             self._rules[place].step()
             for view in self._views[place].values():
                 view.grad = None

@@ -52,6 +52,10 @@ def load_into(
     """
     reading = naming.read(files, inventory.first)
     missing = _missing(reading, list(inventory.shapes), allow_missing)
+    buffers = sorted(inventory.buffers - reading.tensors.keys())
+    if buffers and trainer.place.process == 0:
+        shown = ", ".join(buffers[:5])
+        _LOG.warning("%s lacks buffers, left as built: %s", files.path, shown)
     if trainer.place.process == 0:
         _tell(reading, missing)
     saved = {

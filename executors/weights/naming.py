@@ -22,6 +22,9 @@ from planner.errors import ExecutionError
 
 __all__ = ["Naming", "ReadTensor", "Reading"]
 
+#: Dtypes of weights that can be trained on; others are codes that scales go with.
+_TRAINED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTensor:
@@ -100,8 +103,11 @@ class Naming:
     def __init__(self, model: nn.Module) -> None:
         self.config = getattr(model, "config", None)
         self._state = {
-            name: tuple(tensor.shape) for name, tensor in model.state_dict().items()
+            name: tuple(tensor.shape)
+            for name, tensor in model.state_dict().items()
+            if isinstance(tensor, torch.Tensor)
         }
+        self._floats = {n for n, p in model.named_parameters() if p.is_floating_point()}
         self._prefix = getattr(model, "base_model_prefix", "") or None
         self._forward, self._back = _transforms(model)
         # None where names are FQNs, and nothing is converted.
@@ -133,6 +139,16 @@ class Naming:
             raise ExecutionError(
                 f"{files.path} is of another model: {_few(wrong)}; name weights of "
                 f"this model"
+            )
+        coded = [
+            f"{name} is stored as {str(read.dtype).removeprefix('torch.')}"
+            for name, read in found.items()
+            if name in self._floats and read.dtype not in _TRAINED
+        ]
+        if coded:
+            raise ExecutionError(
+                f"{files.path} holds quantized weights: {_few(coded)}; name weights of "
+                f"16 or 32 bits"
             )
         known = {name: read for name, read in found.items() if name in self._state}
         used = {read.stored for read in known.values()}

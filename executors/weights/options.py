@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -129,6 +130,8 @@ class WeightOptions:
 
 def _group() -> dist.ProcessGroup:
     """All ranks, with a CPU backend."""
-    group: dist.ProcessGroup | None = dist.new_group(backend="gloo")
+    group: dist.ProcessGroup | None = dist.new_group(
+        backend="gloo", timeout=datetime.timedelta(hours=1)
+    )
     assert group is not None
     return group

@@ -246,7 +246,7 @@ def _write_all(
                 work()
         except ExecutionError as error:
             problem = str(error)
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # the other ranks wait for word of this one
             problem = (
                 f"cannot write weights to {'' if folder is None else folder.path}: "
                 f"{error}; make room or name another folder"

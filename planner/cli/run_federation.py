@@ -102,6 +102,11 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
         ("--checkpoint-dir", options.checkpoint_dir, "members are each other's"),
         ("--checkpoint-every", options.checkpoint_every, "members are each other's"),
         ("--resume", options.resume, "members are each other's checkpoint"),
+        ("--init-from", options.init_from, "members begin at random"),
+        ("--save-hf", options.save_hf, "a federation saves no weights yet"),
+        ("--eval-data", options.eval_data, "a federation evaluates nothing yet"),
+        ("--lr-schedule", options.lr_schedule != "constant", "leave it out"),
+        ("--warm-up-steps", options.warm_up_steps, "leave it out"),
     ):
         if given:
             raise ExecutionError(

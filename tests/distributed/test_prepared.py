@@ -12,8 +12,8 @@ import torch
 from executors import learning_rate, prepare, run
 from executors.data import synthetic_batch
 from planner.errors import MeshwrightError
-from planner.schema import Optimizer, Plan
-from tests.distributed.cases import build, make_plan
+from planner.schema import Optimizer, Plan, Precision
+from tests.distributed.cases import build, gpt2, make_plan
 from tests.distributed.pool import Pool
 
 SGD = Optimizer(name="SGD", learning_rate=0.1)
@@ -71,6 +71,39 @@ def loop(plan_json: str, options: dict[str, Any]) -> Any:
     except MeshwrightError as error:
         return type(error).__name__, str(error)
     return losses, evaluations, rates
+
+
+def saved_after_evaluating(plan_json: str, folder: str) -> Any:
+    """Losses with evaluations, saves and loads between, and without."""
+    plan = Plan.from_json(plan_json)
+    held_out = synthetic_batch(plan.workload, 1000)
+
+    def batch(step: int) -> dict[str, torch.Tensor]:
+        return synthetic_batch(plan.workload, step)
+
+    def build_it() -> torch.nn.Module:
+        return build(plan.model.name)
+
+    rates = learning_rate("linear", steps=6)
+    with prepare(plan, build_it, scheduler=rates) as training:
+        plain = [training.step(batch(step)).loss for step in range(4)]
+    with prepare(plan, build_it, scheduler=rates) as training:
+        training.step(batch(0))
+        training.evaluate(held_out)
+        training.save(f"{folder}/a", keep=5)
+        training.step(batch(1))
+        training.evaluate(held_out)
+        training.save(f"{folder}/b")
+        training.save(f"{folder}/a", keep=5)
+        training.step(batch(2))
+        training.save(f"{folder}/a", keep=5)
+        # Back by two steps, to the first of three.
+        training.evaluate(held_out)
+        first = training.load(f"{folder}/a", "step-000001")
+        again = [training.step(batch(step)).loss for step in range(first, 4)]
+        training.evaluate(held_out)
+        training.save_hf(f"{folder}/hf")
+    return plain, first, again
 
 
 def ran(plan_json: str, steps: int) -> list[float]:
@@ -151,6 +184,66 @@ def test_a_loop_goes_on_where_it_was_saved(
     again, _, later = ask(pool, plan, steps=4, own=True, load=str(tmp_path))
     assert again == through[2:]
     assert later == rates[2:]
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        {"dp_shard": 2, "zero_stage": 1},
+        {"dp_shard": 2, "zero_stage": 2, "precision": Precision(compute="bfloat16")},
+        PIPELINE,
+    ],
+)
+def test_evaluating_saving_and_going_back_leave_no_trace(
+    pool: Pool, tmp_path: Path, mesh: dict[str, Any]
+) -> None:
+    plan = make_plan("llama", optimizer=SGD, **mesh)
+    found = pool.run(saved_after_evaluating, 2, plan.to_json(), str(tmp_path))
+    for plain, first, again in found:
+        assert first == 1
+        assert again == plain[1:]
+    kept = {path.name for path in (tmp_path / "a").glob("step-*")}
+    assert kept == {"step-000001", "step-000002.aside", "step-000003.aside"}
+    assert (tmp_path / "hf" / "model.safetensors").is_file()
+
+
+def dropped(plan_json: str) -> list[float]:
+    """Evaluations of a GPT-2 that drops half of its activations."""
+    plan = Plan.from_json(plan_json)
+    batch = synthetic_batch(plan.workload, 0)
+    with prepare(plan, lambda: gpt2(dropout=0.5), seed=3) as training:
+        return [training.evaluate(batch) for _ in range(2)]
+
+
+@pytest.mark.parametrize("mesh", [PIPELINE, ZERO3])
+def test_nothing_is_dropped_in_an_evaluation(pool: Pool, mesh: dict[str, Any]) -> None:
+    from executors import build_model
+
+    plan = make_plan("gpt2", optimizer=SGD, **mesh)
+    whole = build_model(lambda: gpt2(dropout=0.5), 3).eval()
+    tokens = synthetic_batch(plan.workload, 0)["input_ids"]
+    with torch.no_grad():
+        wanted = float(whole(input_ids=tokens, labels=tokens).loss)
+    found = pool.run(dropped, 2, plan.to_json())[0]
+    assert found == pytest.approx([wanted, wanted], rel=1e-5)
+
+
+def test_a_batch_of_another_size_is_refused(pool: Pool) -> None:
+    plan = make_plan("llama", optimizer=SGD, **ZERO3)
+    answers = pool.run(of_another_size, 2, plan.to_json())
+    assert all("the plan trains global_batch=" in said for said in answers)
+
+
+def of_another_size(plan_json: str) -> str:
+    """What a batch of five samples is refused for."""
+    plan = Plan.from_json(plan_json)
+    batch = synthetic_batch(plan.workload, 0, samples=5)
+    with prepare(plan, lambda: build(plan.model.name)) as training:
+        try:
+            training.step(batch)
+        except MeshwrightError as error:
+            return str(error)
+    return ""
 
 
 def test_a_loop_refuses_what_it_cannot_do(pool: Pool, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def kept(model: Any, checkpoint: Path) -> Any:
         ("drop", {}, r"lacks 1 of \d+ parameters: model.norm.weight"),
         ("drop", {"allow_missing_weights": True}, None),
         (None, {"save_hf": "."}, "exists; name a new folder"),
+        ("code", {}, "quantized weights: model.norm.weight is stored as float8_e4m3fn"),
     ],
 )
 def test_files_of_another_model_are_refused(
@@ -154,6 +155,9 @@ def test_files_of_another_model_are_refused(
     tensors = load_file(path)
     if change == "drop":
         del tensors["model.norm.weight"]
+    elif change == "code":
+        coded = tensors["model.norm.weight"].to(torch.float8_e4m3fn)
+        tensors["model.norm.weight"] = coded
     elif said == "of another model":
         tensors["model.norm.weight"] = torch.ones(3)
     save_file(tensors, path, metadata={"format": "pt"})
