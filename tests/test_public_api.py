@@ -49,10 +49,13 @@ def test_the_entrance() -> None:
     assert dir(planner) == sorted(planner.__all__)
     assert executors.__all__ == [
         "FederationResult",
+        "Prepared",
         "RunResult",
         "StepReport",
         "build_model",
         "launch",
+        "learning_rate",
+        "prepare",
         "run",
         "run_federation",
     ]

@@ -33,7 +33,7 @@ from executors.exception_chain import chain, explain
 from executors.mesh import ProcessMesh, build_mesh
 from executors.names import tied_parameters
 from executors.prepared import check_model
-from executors.replicas import skipped_parameters
+from executors.replicas import HoldingReplicas, skipped_parameters
 from executors.steps import PlainStep
 from executors.strategies.context import whole_sequences
 from executors.trainer import Trainer
@@ -350,6 +350,8 @@ def _local_inputs(plan: Plan, trainer: Trainer) -> dict[str, torch.Tensor]:
 def _make_states(trainer: Trainer) -> None:
     """Step the optimizer once on zeros, which makes its states."""
     skipped = skipped_parameters(trainer.replicas)
+    if isinstance(trainer.replicas, HoldingReplicas):
+        skipped = trainer.replicas.skipped()
     for group in trainer.optimizer.param_groups:
         for parameter in group["params"]:
             if parameter not in skipped:

@@ -200,6 +200,9 @@ class HoldingReplicas(Replicas, Protocol):
             place: Where this process stands.
         """
 
+    def skipped(self) -> frozenset[nn.Parameter]:
+        """Parameters that another copy updates."""
+
     def held(self) -> Set[nn.Parameter]:
         """Parameters that this copy has values of, of all stages taken."""
 

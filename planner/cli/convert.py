@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from planner.cli.options import ModelName
+from planner.cli.options import ModelName, OptionalDtype
 from planner.cli.output import emit_text
 from planner.errors import ExecutionError
 
@@ -26,7 +26,7 @@ class ConvertCommand:
     model: ModelName
     save_hf: Annotated[str, tyro.conf.arg(metavar="FOLDER")]
     """New folder for the weights."""
-    save_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    save_dtype: OptionalDtype = None
     """Numbers to write; by default those of the checkpoint."""
     allow_remote_code: bool = False
     """Run Python code that came with a hf:PATH model; read it first."""

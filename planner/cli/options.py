@@ -18,6 +18,7 @@ __all__ = [
     "CalibrationName",
     "ClusterName",
     "ModelName",
+    "OptionalDtype",
     "OptionalFile",
     "OptionalFloat",
     "OptionalInt",
@@ -79,6 +80,10 @@ OptionalFile = Annotated[
     str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")
 ]
 OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+OptionalDtype = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    tyro.conf.arg(metavar="DTYPE", help_behavior_hint=""),
+]
 OptionalFloat = Annotated[
     float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
 ]

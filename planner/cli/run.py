@@ -15,6 +15,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from planner.cli.options import (
+    OptionalDtype,
     OptionalFile,
     OptionalInt,
     OtherModelName,
@@ -145,7 +146,7 @@ class RunCommand:
     """Begin at random with parameters that --init-from lacks, such as a new head."""
     save_hf: OptionalFolder = None
     """New folder for the weights at the end, which transformers loads."""
-    save_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    save_dtype: OptionalDtype = None
     """Numbers of --save-hf; by default those of the parameters."""
     keep_checkpoints: int = 2
     """Number of latest checkpoints to keep."""

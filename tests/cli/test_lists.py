@@ -34,7 +34,7 @@ def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
     listed = {one["method"]: one for one in ask(capsys, "methods", "--json").json}
     assert listed["local_steps"]["settings"][0] == "period"
     assert [name for name, one in listed.items() if one["default"]] == [
-        *("none", "all_reduce")
+        *("flushed", "none", "backpropagation", "all_reduce")
     ]
 
 

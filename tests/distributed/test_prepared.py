@@ -235,7 +235,7 @@ def test_a_batch_of_another_size_is_refused(pool: Pool) -> None:
 
 
 def of_another_size(plan_json: str) -> str:
-    """What a batch of five samples is refused for."""
+    """Reason for which a batch of five samples is refused."""
     plan = Plan.from_json(plan_json)
     batch = synthetic_batch(plan.workload, 0, samples=5)
     with prepare(plan, lambda: build(plan.model.name)) as training:

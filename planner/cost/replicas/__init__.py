@@ -159,7 +159,7 @@ class ReplicaBytes:
 
     @property
     def total(self) -> Array:
-        """What a step holds more when activations are there."""
+        """Bytes that a step holds more when activations are there."""
         return self.kept + self.weights + self.states
 
 

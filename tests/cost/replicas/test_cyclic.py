@@ -298,7 +298,7 @@ class ShardedCycle(Cycle):
         return ZERO.owner(stage, self.copies)
 
     def _ask(self, copy: int, kind: str, stage: int, step: int) -> Key | None:
-        """What a copy begins to receive for a slot; old weights are there at first."""
+        """Message that a copy begins to receive; old weights are there at first."""
         kept = stage == self.copies - 1 or self._owner(stage) == copy
         if kind == "forward" and self._owner(stage) == copy:
             kind, step = "sum", step - 1
