@@ -241,6 +241,7 @@ def _equal(
         try:
             made = planner.planned(_devices(members, hosts), [size] * len(members))
         except NoFeasiblePlanError:
+            # It stays at infinity if neither has a plan, which the table counts.
             continue
         # Fewer samples a step where the batch does not divide.
         least = min(least, made.step_time_s * batch / (size * len(members)))

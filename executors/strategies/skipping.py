@@ -1,8 +1,7 @@
 """Modules that a forward may pass by, with hooks and all-gathers of their own.
 
 The only file that uses ``nn.Module._compiled_call_impl``, which a module's call looks
-up on the module before all hooks, and ``_call_impl``. Seen to work with torch 2.11 to
-2.13.
+up on the module before all hooks, and ``_call_impl``. Seen to work with torch 2.13.
 """
 
 from __future__ import annotations
