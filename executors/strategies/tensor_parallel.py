@@ -305,7 +305,7 @@ def _shard_layers(
             _hook_inputs(layer, partial(tree_map, stream.copy))
             continue
         shard_linear(layer, fqn, style, stream.mesh, leave=_keep, memo=memo)
-        around = fqn.rpartition(".")[0]
+        around = _around(model, fqn)
         entry = next((region for region in regions if inside(fqn, region)), None)
         if stream.sharded and entry is None:
             entry = None if any(inside(unit, around) for unit in units) else around
@@ -318,6 +318,17 @@ def _shard_layers(
             entries.append(entry)
             _hook_inputs(model.get_submodule(entry), stream.enter_all)
     return entries
+
+
+def _around(model: nn.Module, fqn: str) -> str:
+    """FQN of the module that calls a layer; of an adapted layer, what calls that."""
+    around = fqn.rpartition(".")[0]
+    # A list of adapters is never called itself.
+    if isinstance(model.get_submodule(around), nn.ModuleDict):
+        around = around.rpartition(".")[0]
+    if hasattr(model.get_submodule(around), "base_layer"):
+        around = around.rpartition(".")[0]
+    return around
 
 
 def _keep(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,11 @@
 """Weights of Hugging Face's format: read before a run, written after it.
 
-``files``   safetensors files: names, shapes, parts of tensors
-``naming``  a model's parameters from tensors of files, and the way back
-``load``    files into the shards of a run, or into a whole model
-``save``    a run or a checkpoint into files
-``options`` weights of a run, at its beginning and end
+``files``     safetensors files: names, shapes, parts of tensors
+``naming``    a model's parameters from tensors of files, and the way back
+``adapters``  names of an adapted model's tensors
+``load``      files into the shards of a run, or into a whole model
+``save``      a run or a checkpoint into files
+``options``   weights of a run, at its beginning and end
 """
 
 from __future__ import annotations

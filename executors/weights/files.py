@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from planner.errors import ExecutionError
+from executors.weights.adapters import ADAPTER_WEIGHTS
+from planner.adapters import ADAPTER_CONFIG, adapter_base
+from planner.errors import CaptureError, ExecutionError
 
 __all__ = ["INDEX", "WEIGHTS", "StoredTensor", "WeightFiles"]
 
@@ -58,7 +60,8 @@ class WeightFiles:
 
     Args:
         path: A file, or a folder with ``model.safetensors``, with an index and the
-            files that it names, or with safetensors files alone.
+            files that it names, or with safetensors files alone. Of a folder with an
+            ``adapter_config.json``, its base's weights too.
 
     Raises:
         ExecutionError: If there are none, or one is missing, cut off or no such file.
@@ -127,11 +130,27 @@ def _files(path: Path) -> dict[Path, set[str] | None]:
         raise ExecutionError(
             f"{path} does not exist; name a folder with {WEIGHTS} or {INDEX}"
         )
+    if (path / ADAPTER_CONFIG).is_file():
+        return _adapted(path)
+    return _listed(path)
+
+
+def _adapted(path: Path) -> dict[Path, set[str] | None]:
+    """Files of a model with adapters, which may lack weights so far."""
+    try:
+        found = _listed(adapter_base(path))
+    except CaptureError as error:
+        raise ExecutionError(str(error)) from error
+    own = path / ADAPTER_WEIGHTS
+    return found | ({own: None} if own.is_file() else {})
+
+
+def _listed(path: Path) -> dict[Path, set[str] | None]:
     if (path / INDEX).is_file():
         return _indexed(path)
     if (path / WEIGHTS).is_file():
         return {path / WEIGHTS: None}
-    files = sorted(path.glob(f"*{_ENDING}"))
+    files = sorted(f for f in path.glob(f"*{_ENDING}") if f.name != ADAPTER_WEIGHTS)
     if files:
         return dict.fromkeys(files)
     others = sorted(f.name for f in path.iterdir() if f.suffix in _OTHER_FORMATS)

@@ -51,7 +51,7 @@ def load_into(
         ExecutionError: If the files lack a parameter, or are of another model.
     """
     reading = naming.read(files, inventory.first)
-    missing = _missing(reading, list(inventory.shapes), allow_missing)
+    missing = _missing(reading, naming, inventory, allow_missing)
     buffers = sorted(inventory.buffers - reading.tensors.keys())
     if buffers and trainer.place.process == 0:
         shown = ", ".join(buffers[:5])
@@ -102,7 +102,7 @@ def load_whole(
         ExecutionError: As :func:`load_into` does.
     """
     reading = naming.read(files, inventory.first)
-    _missing(reading, list(inventory.shapes), allow_missing)
+    _missing(reading, naming, inventory, allow_missing)
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name in reading.tensors:
@@ -110,13 +110,20 @@ def load_whole(
                 tensor.copy_(reading.part(name, everything))
 
 
-def _missing(reading: Reading, names: Sequence[str], allowed: bool) -> list[str]:
+def _missing(
+    reading: Reading, naming: Naming, inventory: Inventory, allowed: bool
+) -> list[str]:
     """Parameters that the files lack; none of them unless that is allowed.
+
+    Adapters may all be missing: they begin as peft makes them.
 
     Raises:
         ExecutionError: With their names.
     """
+    adapters = naming.adapters.stored if naming.adapters else {}
+    names = [name for name in inventory.shapes if name not in adapters]
     missing = [name for name in names if name not in reading.tensors]
+    fresh = [name for name in adapters if name not in reading.tensors]
     if missing and (not allowed or len(missing) == len(names)):
         shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         unused = ", ".join(reading.unused[:5]) or "none"
@@ -125,7 +132,13 @@ def _missing(reading: Reading, names: Sequence[str], allowed: bool) -> list[str]
             f"{shown}; tensors that fit nowhere: {unused}; name weights of this model"
             + ("" if allowed else ", or allow missing ones, which begin at random")
         )
-    return missing
+    if fresh and len(fresh) < len(adapters) and not allowed:
+        raise ExecutionError(
+            f"{reading.files.path} lacks {len(fresh)} of {len(adapters)} tensors of "
+            f"adapters: {', '.join(fresh[:5])}; name adapters of this model, or allow "
+            f"missing ones, which begin anew"
+        )
+    return [*missing, *(name for name in fresh if name in inventory.shapes)]
 
 
 def _tell(reading: Reading, missing: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from executors.weights.adapters import AdapterNames
 from executors.weights.files import WeightFiles
 from planner.errors import ExecutionError
 
@@ -95,6 +96,8 @@ class Reading:
 class Naming:
     """Names and conversions between a model and its weight files.
 
+    Of a model with adapters, these alone are stored.
+
     Args:
         model: The whole model, with or without values. Its shapes and its
             configuration are read.
@@ -102,11 +105,17 @@ class Naming:
 
     def __init__(self, model: nn.Module) -> None:
         self.config = getattr(model, "config", None)
-        self._state = {
+        #: Of a model with adapters, which are saved without their base.
+        self.adapters = AdapterNames.of(model)
+        self._shapes = {
             name: tuple(tensor.shape)
             for name, tensor in model.state_dict().items()
             if isinstance(tensor, torch.Tensor)
         }
+        self._state = self._shapes
+        if self.adapters is not None:
+            base = self.adapters.base.items()
+            self._state = {name: self._shapes[own] for own, name in base}
         self._floats = {n for n, p in model.named_parameters() if p.is_floating_point()}
         self._prefix = getattr(model, "base_model_prefix", "") or None
         self._forward, self._back = _transforms(model)
@@ -127,13 +136,15 @@ class Naming:
                 shape than the model's.
         """
         found, groups = self._found(files)
+        if self.adapters is not None:
+            found = self._adapted(found)
         for name, first in ties.items():
             if name in found and first not in found:
                 found[first] = found[name]
         wrong = [
-            f"{name} is {list(read.shape)} there and {list(self._state[name])} here"
+            f"{name} is {list(read.shape)} there and {list(self._shapes[name])} here"
             for name, read in found.items()
-            if read.shape != self._state.get(name, read.shape)
+            if read.shape != self._shapes.get(name, read.shape)
         ]
         if wrong:
             raise ExecutionError(
@@ -150,7 +161,7 @@ class Naming:
                 f"{files.path} holds quantized weights: {_few(coded)}; name weights of "
                 f"16 or 32 bits"
             )
-        known = {name: read for name, read in found.items() if name in self._state}
+        known = {name: read for name, read in found.items() if name in self._shapes}
         used = {read.stored for read in known.values()}
         for index in {read.group for read in known.values() if read.group >= 0}:
             used |= {name for _, name in groups[index].sources}
@@ -186,6 +197,15 @@ class Naming:
                     shape=tuple(tensor.shape), dtype=tensor.dtype, group=index
                 )
         return found, list(groups.values())
+
+    def _adapted(self, found: Mapping[str, ReadTensor]) -> dict[str, ReadTensor]:
+        """Tensors by the names of the adapted model: its base's, and adapters."""
+        assert self.adapters is not None
+        base, stored = self.adapters.base, self.adapters.stored
+        made = {own: found[name] for own, name in base.items() if name in found}
+        made |= {own: found[name] for own, name in stored.items() if name in found}
+        taken = {*base.values(), *stored.values()}
+        return made | {name: one for name, one in found.items() if name not in taken}
 
     def _target(self, name: str) -> tuple[str, str, Any]:
         """FQN of a stored tensor; pattern and converter if it is one of several."""
@@ -227,6 +247,8 @@ class Naming:
         Args:
             names: FQNs.
         """
+        if self.adapters is not None:
+            return [(name,) for name in names if name in self.adapters.stored]
         if self._model is None:
             return [(name,) for name in names]
         from transformers.core_model_loading import apply_converters
@@ -243,6 +265,8 @@ class Naming:
         Args:
             tensors: One group of :meth:`together`, by FQN.
         """
+        if self.adapters is not None:
+            return {self.adapters.stored[n]: value for n, value in tensors.items()}
         if self._model is None:
             return dict(tensors)
         from transformers.core_model_loading import revert_weight_conversion

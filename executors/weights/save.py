@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from executors.checkpoints import dcp
 from executors.checkpoints.snapshot import Inventory, collect
 from executors.trainer import Trainer
+from executors.weights.adapters import ADAPTER_WEIGHTS, AdapterNames
 from executors.weights.files import INDEX, WEIGHTS
 from executors.weights.naming import Naming
 from planner.errors import ExecutionError
@@ -121,6 +122,9 @@ class WeightFolder:
             dtype: Of its parameters.
         """
         self._write()
+        if naming.adapters is not None:
+            self._finish_adapters(naming.adapters)
+            return
         count = len(self._files)
         places: dict[str, str] = {}
         for number, (path, names) in enumerate(self._files, start=1):
@@ -134,9 +138,23 @@ class WeightFolder:
             (self._unfinished / INDEX).write_text(text, encoding="utf-8")
         if hasattr(naming.config, "save_pretrained"):
             _save_config(naming.config, self._unfinished, self.dtype or dtype)
+        self._finish(len(places))
+
+    def _finish_adapters(self, adapters: AdapterNames) -> None:
+        (path, names), *others = self._files
+        if others:
+            raise ExecutionError(
+                f"adapters are over {self.file_bytes:,} bytes, and peft reads one "
+                f"file; use adapters of a lower rank or of fewer layers"
+            )
+        path.rename(self._unfinished / ADAPTER_WEIGHTS)
+        adapters.save_config(self._unfinished)
+        self._finish(len(names))
+
+    def _finish(self, count: int) -> None:
         self._copy_companions()
         self._unfinished.rename(self.path)
-        _LOG.info("saved %d tensors in %s", len(places), self.path)
+        _LOG.info("saved %d tensors in %s", count, self.path)
 
     def _copy_companions(self) -> None:
         folder = self.companions

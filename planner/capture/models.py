@@ -1,9 +1,9 @@
 """Models by name: built in, from a transformers config, or one's own.
 
-``llama3-8b`` is built in (``data/models.yaml``); ``hf:PATH`` reads a ``config.json`` or
-the folder that holds one; ``package.module:factory`` imports one's own code, and is
-only followed where a user names it; :func:`load_config` takes the fields of a config
-themselves. Nothing is downloaded and no weight is allocated.
+``llama3-8b`` is built in (``data/models.yaml``); ``hf:PATH`` reads a ``config.json``,
+the folder that holds one, or that of an adapter; ``package.module:factory`` imports
+one's own code, and is only followed where a user names it; :func:`load_config` takes
+the fields of a config themselves. Nothing is downloaded and no weight is allocated.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import yaml
 
+from planner.adapters import ADAPTER_CONFIG, Adapter, adapter_base
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import InputShape
 from planner.errors import CaptureError, MeshwrightError, UnknownNameError
@@ -264,6 +265,11 @@ def _from_path(
         given = Path(ref.removeprefix("hf:")).expanduser()
     except RuntimeError as error:
         raise CaptureError(f"{ref}: {error} Name the path without ~") from error
+    adapter = None
+    name = None
+    if (given / ADAPTER_CONFIG).is_file():
+        adapter, name = Adapter.read(given), given.name
+        given = adapter_base(given)
     path = given / "config.json" if given.is_dir() else given
     data = _config_data(path)
     if "auto_map" in data and not allow_remote_code:
@@ -287,10 +293,18 @@ def _from_path(
             f"{data['model_type']!r}"
         ) from error
     made = _model_class(library, config, data, allow_remote_code)
-    name = path.parent.name if path.name == "config.json" else path.stem
+    if adapter is not None:
+        made = _adapted(made, adapter)
+    name = name or (path.parent.name if path.name == "config.json" else path.stem)
     return _loaded(
         name or str(data["model_type"]), ref, config, made, seq_len=seq_len, batch=batch
     )
+
+
+def _adapted(
+    made: Callable[[Any], torch.nn.Module], adapter: Adapter
+) -> Callable[[Any], torch.nn.Module]:
+    return lambda config: adapter.add(made(config))
 
 
 def _model_class(

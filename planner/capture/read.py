@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from planner.adapters import add_adapter_styles
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import ExampleInputs, read_inputs
 from planner.capture.models import LoadedModel
@@ -496,7 +497,7 @@ def _tp_plan(module: torch.nn.Module, config: Any) -> dict[str, str]:
     own = getattr(type(module), "_tp_plan", None)
     if isinstance(own, Mapping):
         found.update({str(key): str(style) for key, style in own.items()})
-    return found
+    return add_adapter_styles(module, found)
 
 
 def _expert_patterns(module: torch.nn.Module) -> dict[str, Literal["experts"]]:

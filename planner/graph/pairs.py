@@ -56,12 +56,14 @@ class _Walk:
         graph: OpGraph,
         flow: Flow,
         readers: dict[int, list[int]],
+        start: int,
         stop: int,
         norms_end: bool,
     ) -> None:
         self.graph = graph
         self.flow = flow
         self.readers = readers
+        self.start = start
         self.stop = stop
         self.norms_end = norms_end
 
@@ -124,8 +126,31 @@ class _Walk:
             storage >= 0
             and made.get(storage, -1) not in below
             and storage not in self.flow.recomputable
+            and not self._is_made_by_layers(made.get(storage, -1))
             for storage in self.graph.inputs[row]
         )
+
+    def _is_made_by_layers(self, row: int) -> bool:
+        """Return True if an op's inputs are other layers' features and nothing else.
+
+        These are split with those that they are added to, or none are: the layers that
+        both reach see to that.
+        """
+        front = [row]
+        while front:
+            current = front.pop()
+            if current < self.start:
+                return False
+            if self._is_product_with_weights(current):
+                if linear_module(self.graph, current) is None:
+                    return False
+                continue
+            if self.graph.names[current] in _NEEDS_ALL:
+                return False
+            front.extend(writer for writer, _ in self.flow.reads[current])
+            if not self.flow.reads[current]:
+                return False
+        return True
 
 
 def pair_linears(
@@ -159,7 +184,7 @@ def pair_linears(
     ]
     readers = _readers(graph, flow, start, stop)
     # A norm over the features of each head may stand where a model proposes a split.
-    walk = _Walk(graph, flow, readers, stop, norms_end=allowed is None)
+    walk = _Walk(graph, flow, readers, start, stop, norms_end=allowed is None)
     reached = {row: walk.reach(row) for row in layers}
     into: dict[int, set[int]] = {}
     for row, (hits, _) in reached.items():
@@ -214,7 +239,7 @@ def chain_linears(graph: OpGraph, flow: Flow) -> list[list[tuple[int, list[int]]
     ]
     calls = Counter(graph.modules[row] for row in rows)
     readers = _readers(graph, flow, 0, len(graph))
-    walk = _Walk(graph, flow, readers, len(graph), norms_end=True)
+    walk = _Walk(graph, flow, readers, 0, len(graph), norms_end=True)
     reached = {row: walk.reach(row) for row in rows}
     fed = Counter(hit for hits, _ in reached.values() for hit in hits)
     following: dict[int, tuple[int, list[int]]] = {}
