@@ -10,6 +10,7 @@ import tyro
 
 from planner.errors import CaptureError, PlanFileError, StrategyError
 from planner.schema import Optimizer, Plan, Precision
+from planner.schema.optimizers import OPTIMIZERS, OptimizerName
 
 if TYPE_CHECKING:
     from planner.graph import ModelGraph
@@ -22,6 +23,7 @@ __all__ = [
     "OptionalFile",
     "OptionalFloat",
     "OptionalInt",
+    "OptionalPair",
     "OtherModelName",
     "OutFile",
     "SeqLen",
@@ -87,6 +89,10 @@ OptionalDtype = Annotated[
 OptionalFloat = Annotated[
     float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
 ]
+OptionalPair = Annotated[
+    tuple[float, float] | None,
+    tyro.conf.arg(metavar="FLOAT FLOAT", help_behavior_hint=""),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +103,14 @@ class TrainingOptions:
     """Data type of matrix products."""
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of weights and optimizer states."""
-    optimizer: Literal["AdamW", "Adam", "SGD"] = "AdamW"
+    optimizer: OptimizerName = "AdamW"
     """Optimizer; it decides how many states each parameter has."""
     learning_rate: Annotated[float, tyro.conf.arg(metavar="RATE")] = 3e-4
     """Learning rate of the optimizer."""
+    weight_decay: Annotated[float, tyro.conf.arg(metavar="FLOAT")] = 0.0
+    """Weight decay of the optimizer."""
+    betas: OptionalPair = None
+    """Factors of Adam and its kin; those of torch by default."""
     grad_clip_norm: OptionalFloat = None
     """Largest norm of the gradients; no clipping by default."""
 
@@ -114,7 +124,7 @@ class TrainingOptions:
         """Return the optimizer; its states have the dtype of the weights.
 
         Raises:
-            StrategyError: If the learning rate or the clipping norm is not above 0.
+            StrategyError: If a number is outside of its range, or has no effect.
         """
         for flag, value in (
             ("--learning-rate", self.learning_rate),
@@ -122,9 +132,21 @@ class TrainingOptions:
         ):
             if value is not None and not 0 < value < float("inf"):
                 raise StrategyError(f"{flag} {value} is not a number above 0")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise StrategyError(f"--weight-decay {self.weight_decay} is below 0")
+        shown = " ".join(map(str, self.betas or ()))
+        if not all(0 <= beta < 1 for beta in self.betas or ()):
+            raise StrategyError(f"--betas {shown} are not numbers from 0 to below 1")
+        if self.betas and OPTIMIZERS[self.optimizer].betas is None:
+            raise StrategyError(
+                f"--betas {shown} with --optimizer {self.optimizer}, which takes none; "
+                f"leave them out"
+            )
         return Optimizer(
             name=self.optimizer,
             learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            betas=self.betas,
             state_dtype=self.parameter_dtype,
         )
 

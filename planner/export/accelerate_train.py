@@ -120,8 +120,10 @@ _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 def _optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
     spec = plan["strategy"]["optimizer"]
     settings = {"lr": spec["learning_rate"], "weight_decay": spec["weight_decay"]}
-    if spec["name"] == "SGD":
+    if spec["momentum"]:
         settings["momentum"] = spec["momentum"]
+    if spec["betas"] is not None:
+        settings["betas"] = tuple(spec["betas"])
     made: torch.optim.Optimizer = getattr(torch.optim, spec["name"])(
         model.parameters(), **settings
     )

@@ -113,6 +113,8 @@ def _optimizer(strategy: Strategy) -> dict[str, Any]:
     if spec.name == "Adam":
         # DeepSpeed's Adam is AdamW unless told otherwise.
         settings["adam_w_mode"] = False
+    if spec.betas is not None:
+        settings["betas"] = list(spec.betas)
     if spec.name == "SGD":
         settings["momentum"] = spec.momentum
         words["zero_allow_untested_optimizer"] = True

@@ -122,7 +122,8 @@ def _optimizer(strategy: Strategy) -> list[list[str]]:
         lines.append(["--sgd-momentum", repr(optimizer.momentum)])
     else:
         # torch's own, which Meshwright's executors leave as they are.
-        lines += [["--adam-beta1", "0.9"], ["--adam-beta2", "0.999"]]
+        first, second = optimizer.used_betas or (0.9, 0.999)
+        lines += [["--adam-beta1", repr(first)], ["--adam-beta2", repr(second)]]
         lines.append(["--adam-eps", "1e-08"])
     return lines
 

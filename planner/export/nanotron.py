@@ -64,6 +64,7 @@ def nanotron_config(plan: Plan) -> dict[str, Any]:
         ExportError: If the model reads no sequences.
     """
     strategy, spec = plan.strategy, plan.strategy.optimizer
+    first, second = spec.used_betas or (0.9, 0.999)
     mesh, precision = strategy.mesh, strategy.precision
     if plan.workload.seq_len is None:
         raise ExportError(
@@ -99,9 +100,9 @@ def nanotron_config(plan: Plan) -> dict[str, Any]:
             "weight_decay": spec.weight_decay,
             "clip_grad": strategy.grad_clip_norm,
             "accumulate_grad_in_fp32": in_float32,
-            # torch's own, which the plan's optimizer has, too.
-            "adam_beta1": 0.9,
-            "adam_beta2": 0.999,
+            # torch's own, which the plan's optimizer has, too, if it says nothing.
+            "adam_beta1": first,
+            "adam_beta2": second,
             "adam_eps": 1e-8,
             "torch_adam_is_fused": True,
             "learning_rate_scheduler": {

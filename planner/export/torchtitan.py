@@ -222,7 +222,7 @@ def _recipe(plan: Plan) -> str:
     # torch's own beside the plan's, which Meshwright's executors leave as they are.
     kwargs = {
         "lr": strategy.optimizer.learning_rate,
-        "betas": (0.9, 0.999),
+        "betas": strategy.optimizer.used_betas,
         "eps": 1e-8,
         "weight_decay": strategy.optimizer.weight_decay,
     }
@@ -327,13 +327,14 @@ def _toml(plan: Plan) -> str:
     compiled = {"enable": strategy.compile, "components": ["model"]}
     lines += _section("compile", compiled)
     optimizer = strategy.optimizer
+    first, second = optimizer.used_betas or (0.9, 0.999)
     lines += _section(
         "optimizer",
         {
             "name": optimizer.name,
             "lr": optimizer.learning_rate,
-            "beta1": 0.9,
-            "beta2": 0.999,
+            "beta1": first,
+            "beta2": second,
             "eps": 1e-8,
             "weight_decay": optimizer.weight_decay,
         },

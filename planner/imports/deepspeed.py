@@ -212,8 +212,9 @@ def _optimizer(keys: Keys, states: Literal["float32", "bfloat16"]) -> Optimizer:
     decay = settings.take("weight_decay", float, 0.0)
     momentum = settings.take("momentum", float, 0.0)
     decoupled = settings.take("adam_w_mode", bool, True)
+    betas = settings.take("betas", list, [])
     settings.pass_over(
-        dict.fromkeys(("betas", "eps", "torch_adam", "bias_correction"), "arithmetic")
+        dict.fromkeys(("eps", "torch_adam", "bias_correction"), "arithmetic")
     )
     settings.close("optimizer.params", ("lr", "weight_decay", "momentum", "betas"))
     given.pass_over({"legacy_fusion": "arithmetic"})
@@ -224,8 +225,15 @@ def _optimizer(keys: Keys, states: Literal["float32", "bfloat16"]) -> Optimizer:
             f"optimizer.type={kind} is not one that Meshwright prices; use Adam, AdamW "
             f"or SGD to price the rest"
         )
+    numbers = all(isinstance(one, int | float) and 0 <= one < 1 for one in betas)
+    if betas and (len(betas) != 2 or not numbers):
+        raise StrategyError(
+            f"optimizer.params.betas={betas} are not two numbers from 0 to below 1; "
+            f"correct them"
+        )
     return Optimizer(
         name=names[kind.lower()],  # type: ignore[arg-type]
+        betas=tuple(betas) or None,
         learning_rate=rate,
         weight_decay=decay,
         momentum=momentum,

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,6 +28,7 @@ from planner.schema.methods import (
     slots,
 )
 from planner.schema.methods.method import Recompute
+from planner.schema.optimizers import OPTIMIZERS, OptimizerName
 from planner.schema.schedules import Schedule, ScheduleSpec, schedule_spec
 
 __all__ = [
@@ -131,24 +132,57 @@ class Precision(Document):
         return "bfloat16" if self.compute == "float8" else self.compute
 
 
+#: Share of what was that is kept in an average.
+Factor = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Optimizer(Document):
     """The optimizer, for its memory and its arithmetic.
 
-    AdamW and Adam hold two states a parameter, SGD one with momentum, none without.
+    Attributes:
+        name: Of the class in ``torch.optim``.
+        learning_rate: Before a schedule.
+        momentum: Of those that take one.
+        weight_decay: As torch applies it: decoupled for AdamW, else to the gradient.
+        betas: Of Adam and its kin; None for torch's.
+        state_dtype: Of what it keeps.
     """
 
-    name: Literal["AdamW", "Adam", "SGD"] = "AdamW"
+    name: OptimizerName = "AdamW"
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[Factor, Factor] | None = None
     state_dtype: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def states_per_parameter(self) -> int:
         """State tensors of the size of a parameter."""
-        if self.name == "SGD":
-            return 1 if self.momentum else 0
-        return 2
+        return OPTIMIZERS[self.name].states + (1 if self.momentum else 0)
+
+    @property
+    def used_betas(self) -> tuple[float, float] | None:
+        """Both factors, torch's where none are given; None for one without any."""
+        return self.betas or OPTIMIZERS[self.name].betas
+
+    @model_validator(mode="after")
+    def _has_no_effect(self) -> Self:
+        kind = OPTIMIZERS[self.name]
+        if self.momentum and not kind.momentum:
+            raise ValueError(
+                f"momentum={self.momentum} with optimizer {self.name}, which takes "
+                f"none; leave it out or use {_those_with('momentum')}"
+            )
+        if self.betas is not None and kind.betas is None:
+            raise ValueError(
+                f"betas={self.betas} with optimizer {self.name}, which takes none; "
+                f"leave them out or use {_those_with('betas')}"
+            )
+        return self
+
+
+def _those_with(setting: str) -> str:
+    return ", ".join(n for n, kind in OPTIMIZERS.items() if getattr(kind, setting))
 
 
 #: Units gathered ahead.

@@ -507,6 +507,26 @@ def _style(strategy: Strategy, parameter: str) -> str:
     return next(found, "unsplit")
 
 
+#: Optimizers whose states methods divide, keep apart and hand on.
+_KNOWN_STATES = ("AdamW", "Adam", "SGD")
+
+
+def _optimizer(case: Case) -> str | None:
+    strategy = case.strategy
+    name = strategy.optimizer.name
+    if name in _KNOWN_STATES:
+        return None
+    for slot in methods.slots():
+        value = getattr(strategy, slot)
+        # Stages of their own have whole optimizers of their own.
+        if slot != "asynchrony" and value != methods.default_value(slot):
+            return (
+                f"optimizer={name} with {slot}={value}, which knows the states of "
+                f"{', '.join(_KNOWN_STATES)}; use one of these"
+            )
+    return None
+
+
 _RULES: tuple[Callable[[Case], str | None], ...] = (
     _context,
     _stream,
@@ -519,6 +539,7 @@ _RULES: tuple[Callable[[Case], str | None], ...] = (
     _split_backward,
     _precision,
     _loss,
+    _optimizer,
     _overlap,
     _boundary,
     _compiled,

@@ -7,6 +7,7 @@ Source: accelerate 1.15.0, ``parallelism_config.py``, ``state.py``,
 from __future__ import annotations
 
 from planner.schema import Strategy
+from planner.schema.optimizers import OPTIMIZERS
 from planner.targets.base import Case, Target, Violation
 from planner.targets.rules import on_cpu, ranks_in_order
 
@@ -173,6 +174,7 @@ TARGETS = (
             }
         ),
         leaves=frozenset({"sharding.patterns"}),
+        optimizers=frozenset(OPTIMIZERS),
         reasons={
             "mesh.pp": "accelerate's mesh has no pipeline axis",
             "mesh.ep": "accelerate's mesh has no expert axis",

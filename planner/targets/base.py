@@ -268,6 +268,7 @@ class Target:
             asks rules once for all strategies that have the same axes, schedule and
             kinds; a rule that looks at more than whether a number is above 1 must have
             the field named here.
+        optimizers: Those that it has, where its files carry one.
         limits: Its limits for readers, one clause each.
         check: Checks that its files have passed, for readers.
         recipe: Framework, of :mod:`planner.measurements`, that plans are priced as.
@@ -283,6 +284,7 @@ class Target:
     rules: tuple[Rule, ...] = ()
     even_layers: bool = False
     sizes: frozenset[str] = frozenset()
+    optimizers: frozenset[str] = frozenset({"AdamW", "Adam", "SGD"})
     limits: tuple[str, ...] = ()
     check: str = ""
     recipe: str = "torch"
@@ -313,6 +315,14 @@ class Target:
                     why=self.reasons.get(name, no_word),
                     remedy=f"use {leaf.default}",
                 )
+        name = case.strategy.optimizer.name
+        if self.runs == "itself" and name not in self.optimizers:
+            yield Violation(
+                field="optimizer.name",
+                value=name,
+                why=f"{self.title} {self.version} has no word for it",
+                remedy=f"use {' or '.join(sorted(self.optimizers))}",
+            )
         for rule in self.rules:
             violation = rule(case)
             if violation is not None:

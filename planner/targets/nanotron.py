@@ -107,18 +107,6 @@ def _three(precision: Precision) -> tuple[str, str, str]:
     return (precision.parameter, precision.compute, precision.reduce)
 
 
-def _adamw(case: Case) -> Violation | None:
-    name = case.strategy.optimizer.name
-    if name == "AdamW":
-        return None
-    return Violation(
-        field="optimizer.name",
-        value=name,
-        why="nanotron trains with AdamW",
-        remedy="use AdamW",
-    )
-
-
 TARGETS = (
     Target(
         name="nanotron",
@@ -163,10 +151,10 @@ TARGETS = (
             _even,
             _zero,
             _precision,
-            _adamw,
         ),
         even_layers=True,
         sizes=frozenset({"mesh.pp", "num_microbatches"}),
+        optimizers=frozenset({"AdamW"}),
         limits=(
             "context and expert parallelism, recomputation",
             "ZeRO 2 and 3, and replicas of sharded groups",

@@ -170,18 +170,6 @@ def _dtypes(case: Case) -> Violation | None:
     )
 
 
-def _adam(case: Case) -> Violation | None:
-    name = case.strategy.optimizer.name
-    if name in ("Adam", "AdamW"):
-        return None
-    return Violation(
-        field="optimizer.name",
-        value=name,
-        why="it has Adam and AdamW",
-        remedy="use AdamW",
-    )
-
-
 def _states(case: Case) -> Violation | None:
     states = case.strategy.optimizer.state_dtype
     parameter = case.strategy.precision.parameter
@@ -260,9 +248,11 @@ _RULES = (
     _tied_pipeline,
     no_float8,
     _dtypes,
-    _adam,
     ranks_in_order,
 )
+
+#: Names that its config takes.
+_OPTIMIZERS = frozenset({"Adam", "AdamW"})
 
 _LIMITS = (
     "ZeRO 1 (ZeRO 2 is fsdp_reshard_after_forward=never, ZeRO 3 is always)",
@@ -272,7 +262,7 @@ _LIMITS = (
     "ep together with tp",
     "all-to-all context parallelism",
     "reductions in bfloat16, products in float16 and float8",
-    "SGD",
+    "optimizers but Adam and AdamW",
     "compressed gradients, prefetch depths, bucket sizes",
     "ranks out of the order of devices",
 )
@@ -289,6 +279,7 @@ TARGETS = (
             {"sharding.patterns", "sharding.loss_parallel", "context_algorithm"}
         ),
         rules=(*_RULES, _states),
+        optimizers=_OPTIMIZERS,
         limits=_LIMITS,
         check="recipe parsed by torchtitan 0.3.0's ConfigManager, its models split by "
         "its own code",
@@ -308,6 +299,7 @@ TARGETS = (
             _sequence_parallel,
             _mixed_precision,
         ),
+        optimizers=_OPTIMIZERS,
         limits=(
             *_LIMITS,
             "tp without sequence parallelism",

@@ -185,6 +185,9 @@ def test_names_of_nothing(
         ("--memory-fraction 0", "memory_fraction=0.0 is not a share"),
         ("--learning-rate 0", "--learning-rate 0.0 is not a number above 0"),
         ("--grad-clip-norm -1", "--grad-clip-norm -1.0 is not a number above 0"),
+        ("--weight-decay -1", "--weight-decay -1.0 is below 0"),
+        ("--betas 0.9 1", "--betas 0.9 1.0 are not numbers from 0 to below 1"),
+        ("--optimizer SGD --betas 0.9 0.99", "--optimizer SGD, which takes none"),
         ("--allow-remote-code --model gpt2", "only a hf:PATH brings code of its own"),
     ],
 )

@@ -36,6 +36,8 @@ from tests.distributed.pool import Pool
 ROOT = Path(__file__).parents[2]
 SGD = Optimizer(name="SGD", learning_rate=0.1)
 MOMENTUM = Optimizer(name="SGD", learning_rate=0.1, momentum=0.9, weight_decay=1e-3)
+#: Whose memory is long enough for older gradients.
+NADAM = Optimizer(name="NAdam", learning_rate=1e-2, betas=(0.99, 0.999))
 MICROBATCHES = 4
 
 
@@ -98,6 +100,17 @@ def _stage_of(plan: Plan, name: str) -> int:
     )
 
 
+def _rule(
+    parameters: list[torch.nn.Parameter], spec: Optimizer, rate: float
+) -> torch.optim.Optimizer:
+    if spec.name == "SGD":
+        return torch.optim.SGD(
+            parameters, rate, momentum=spec.momentum, weight_decay=spec.weight_decay
+        )
+    assert spec.betas is not None
+    return torch.optim.NAdam(parameters, rate, betas=spec.betas)
+
+
 class _Serial:
     """The rule in one process: all versions of each stage's weights.
 
@@ -113,11 +126,10 @@ class _Serial:
         self.named = dict(self.model.named_parameters())
         spec = plan.strategy.optimizer
         self.rules = [
-            torch.optim.SGD(
+            _rule(
                 [p for n, p in self.named.items() if _stage_of(plan, n) == stage],
-                lr=spec.learning_rate * settings.rate_scale(self.stages),
-                momentum=spec.momentum,
-                weight_decay=spec.weight_decay,
+                spec,
+                spec.learning_rate * settings.rate_scale(self.stages),
             )
             for stage in range(self.stages)
         ]
@@ -187,6 +199,12 @@ def _same(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
         assert sorted(stage["weights"]) == sorted(expected["weights"])
         for name, weight in stage["weights"].items():
             assert np.array_equal(weight, expected["weights"][name]), name
+
+
+def test_averages_of_a_long_memory_take_older_gradients(pool: Pool) -> None:
+    plan = _plan(3, optimizer=NADAM)
+    found = pool.run(train, 3, plan.to_json(), 7)
+    _same(found, _serial(plan, 7))
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
@@ -589,8 +607,9 @@ def test_digits_are_told_at_a_rate_of_one_over_the_stages() -> None:
             {"asynchrony": Asynchronous(update_every=8)},
             "num_microbatches=4; .*update_every that divides 4",
         ),
-        ({"optimizer": Optimizer()}, "optimizer=AdamW; .*use SGD"),
-        ({"optimizer": Optimizer(name="Adam")}, "optimizer=Adam; .*use SGD"),
+        ({"optimizer": Optimizer()}, "optimizer=AdamW .*; .*use SGD"),
+        ({"optimizer": Optimizer(name="Adam")}, "optimizer=Adam .*; .*use SGD"),
+        ({"optimizer": Optimizer(name="NAdam")}, "NAdam .betas .0.9, .*use SGD, NAdam"),
         ({"grad_clip_norm": 1.0}, "grad_clip_norm=1.0 .*; .*leave it out"),
         (
             {"asynchrony": Asynchronous(recompute="full")},
@@ -646,7 +665,7 @@ def test_the_planner_refuses_what_does_not_go_together() -> None:
     for pins, said in (
         ({"recompute": "none"}, "recompute=none; .*recompute=full"),
         ({"pp": 1}, "pp=1; .*use pp > 1"),
-        ({"optimizer": Optimizer()}, "optimizer=AdamW; .*use SGD"),
+        ({"optimizer": Optimizer()}, "optimizer=AdamW .*; .*use SGD"),
     ):
         with pytest.raises(NoFeasiblePlanError, match=said):
             asked(**pins)

@@ -23,6 +23,7 @@ from tests.distributed.pool import Pool
 
 SGD = Optimizer(name="SGD", learning_rate=0.1, momentum=0.9)
 ADAMW = Optimizer(name="AdamW", learning_rate=1e-3)
+NADAM = Optimizer(name="NAdam", learning_rate=1e-2, betas=(0.99, 0.999))
 PIPELINE = {"pp": 2, "schedule": "1F1B", "num_microbatches": 4}
 ZBV = {"pp": 2, "virtual_stages": 2, "schedule": "ZBVZeroBubble", "num_microbatches": 4}
 ZERO1 = {"dp_shard": 2, "zero_stage": 1}
@@ -76,6 +77,8 @@ def ask(pool: Pool, plan: Plan, **options: Any) -> tuple[Any, Any]:
             marks=pytest.mark.further,
         ),
         ("llama", ADAMW, ZERO1, ZERO3),
+        # Counts of its own, one number each.
+        ("llama", NADAM, ZERO1, ZERO3),
         pytest.param(
             "llama",
             ADAMW,

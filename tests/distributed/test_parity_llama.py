@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from planner.schema import Optimizer, Precision
+from planner.schema.optimizers import OPTIMIZERS
 from tests.distributed.cases import make_plan, train
 from tests.distributed.compare import distance
 from tests.distributed.pool import Pool
@@ -67,6 +68,20 @@ SLOW = {"pp-zero2-tp", "tp-ddp", "gpipe", "zero2"}
 )
 def test_every_mesh_trains_as_one_process_does(pool: Pool, mesh: str) -> None:
     assert distance(pool, "llama", **MESHES[mesh]).largest <= EXACT
+
+
+@pytest.mark.parametrize(
+    "name", cases(OPTIMIZERS, further=set(OPTIMIZERS) - {"NAdam", "RMSprop"})
+)
+def test_every_optimizer_updates_shards_as_it_does_the_whole(
+    pool: Pool, name: Any
+) -> None:
+    optimizer = Optimizer(name=name, learning_rate=1e-2)
+    mesh = {"dp_shard": 2, "tp": 2, "zero_stage": 3}
+    found = distance(pool, "llama", optimizer=optimizer, **mesh)
+    # Steps as long whatever the gradient carry rounding into weights.
+    assert found.first_gradients <= EXACT
+    assert found.loss <= 1e-4
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,12 @@ RING = {"zero_stage": 3, "context_algorithm": "ring"}
             "use AdamW",
         ),
         (
+            "deepspeed",
+            {"mesh": REPLICATE, "optimizer": Optimizer(name="Adagrad")},
+            "optimizer.name=Adagrad",
+            "use Adam or AdamW or SGD",
+        ),
+        (
             "nanotron",
             {"mesh": REPLICATE, "precision": Precision(reduce="bfloat16")},
             "precision=float32/bfloat16/bfloat16",

@@ -51,6 +51,7 @@ from planner.schema.methods import (
     slots,
 )
 from planner.schema.methods.local_steps import LocalSteps
+from planner.schema.optimizers import OPTIMIZERS
 from planner.schema.probe import (
     MatmulPoint,
     MeasuredLink,
@@ -98,13 +99,25 @@ def _rows(
 
 
 meshes = st.builds(Mesh, pp=counts, dp_replicate=counts, dp_shard=counts, tp=counts)
-optimizers = st.builds(
-    Optimizer,
-    name=st.sampled_from(["AdamW", "Adam", "SGD"]),
-    learning_rate=st.floats(1e-9, 1.0),
-    momentum=st.floats(0, 0.99),
-    weight_decay=st.floats(0, 1.0),
-    state_dtype=st.sampled_from(["float32", "bfloat16"]),
+factors = st.floats(0, 0.99)
+shared: dict[str, Any] = {
+    "learning_rate": st.floats(1e-9, 1.0),
+    "weight_decay": st.floats(0, 1.0),
+    "state_dtype": st.sampled_from(["float32", "bfloat16"]),
+}
+optimizers = st.one_of(
+    st.builds(
+        Optimizer,
+        name=st.sampled_from([n for n, kind in OPTIMIZERS.items() if kind.betas]),
+        betas=st.none() | st.tuples(factors, factors),
+        **shared,
+    ),
+    st.builds(
+        Optimizer,
+        name=st.sampled_from([n for n, kind in OPTIMIZERS.items() if kind.momentum]),
+        momentum=factors,
+        **shared,
+    ),
 )
 precisions = st.builds(
     Precision,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planner.schema import AXES, Mesh, Optimizer, Strategy
+from planner.schema.optimizers import OPTIMIZERS
 from planner.schema.schedules import schedule_spec, schedules
 from planner.schema.strategy import matches_pattern
 from tests.schema.documents import strategies
@@ -64,11 +68,44 @@ def test_device_ids_follow_the_ranges_in_their_order() -> None:
 
 @pytest.mark.parametrize(
     ("name", "momentum", "states"),
-    [("AdamW", 0.0, 2), ("Adam", 0.9, 2), ("SGD", 0.0, 0), ("SGD", 0.9, 1)],
+    [
+        *(("AdamW", 0.0, 2), ("Adam", 0.0, 2), ("SGD", 0.0, 0), ("SGD", 0.9, 1)),
+        *(("Adagrad", 0.0, 1), ("RMSprop", 0.0, 1), ("RMSprop", 0.9, 2)),
+    ],
 )
 def test_states_of_optimizers(name: str, momentum: float, states: int) -> None:
     optimizer = Optimizer.model_validate({"name": name, "momentum": momentum})
     assert optimizer.states_per_parameter == states
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"momentum": 0.9}, "momentum=0.9 with optimizer AdamW, .*use SGD, RMSprop"),
+        ({"name": "SGD", "betas": [0.9, 0.99]}, "with optimizer SGD, .*use AdamW"),
+    ],
+)
+def test_settings_that_an_optimizer_lacks_are_refused(
+    given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Optimizer.model_validate_json(json.dumps(given))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_torch_keeps_as_many_states_and_has_the_same_settings(name: str) -> None:
+    kind = OPTIMIZERS[name]
+    parameter = torch.nn.Parameter(torch.ones(3, 2))
+    momentum = 0.5 if kind.momentum else 0.0
+    spec = Optimizer.model_validate({"name": name, "momentum": momentum})
+    settings = {"momentum": momentum} if kind.momentum else {}
+    made = getattr(torch.optim, name)([parameter], lr=1e-3, **settings)
+    parameter.grad = torch.ones_like(parameter)
+    made.step()
+    large = [v for v in made.state[parameter].values() if v.shape == parameter.shape]
+    assert len(large) == spec.states_per_parameter
+    assert made.param_groups[0].get("betas") == kind.betas
+    assert ("momentum" in made.param_groups[0]) == kind.momentum
 
 
 def test_the_label_names_what_is_not_1() -> None:

@@ -174,6 +174,15 @@ def test_a_v_has_two_stages_a_rank(schedule: Schedule) -> None:
             },
             "use Adam or AdamW",
         ),
+        (
+            {
+                "mesh": Mesh(dp_replicate=2),
+                "gradient_compression": "powersgd",
+                "semantics": "approximate",
+                "optimizer": Optimizer(name="RMSprop"),
+            },
+            "optimizer=RMSprop with gradient_compression=powersgd.*use one of these",
+        ),
     ],
 )
 def test_each_refusal_says_value_rule_and_remedy(

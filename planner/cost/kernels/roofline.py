@@ -27,6 +27,7 @@ from planner.cost.kernels.shapes import Division, padding
 from planner.cost.recipes import Recipe
 from planner.schema import Optimizer
 from planner.schema.cluster import DeviceType
+from planner.schema.optimizers import OPTIMIZERS
 from planner.units import dtype_bytes
 
 __all__ = [
@@ -418,10 +419,6 @@ def summed_bytes(table: KernelTable, part: Division, passes: float) -> Array:
     return np.asarray(part.weights * np.where(table.trained, passes, 0.0))
 
 
-#: Passes over memory of one update: (reads + writes of 4-byte scalars, host ops).
-#: Counted in torch/optim/adam.py and sgd.py, single-tensor paths.
-_UPDATE = {"AdamW": (7.0, 12.0), "Adam": (7.0, 12.0), "SGD": (3.0, 1.0)}
-
 #: Share of the memory bandwidth that fused updates reach: AdamW moved 28 bytes a weight
 #: at 3.47 of an H200's 4.8 TB/s (`python -m benchmarks.gpu_kernels`, 2026-11-26).
 _UPDATE_REACHED = 0.72
@@ -449,8 +446,9 @@ def optimizer_seconds(
         optimizer: Which update.
         clip: Whether gradients are normed and scaled before.
     """
-    passes, ops = _UPDATE[optimizer.name]
-    if optimizer.name == "SGD" and optimizer.momentum:
+    kind = OPTIMIZERS[optimizer.name]
+    passes, ops = kind.passes, kind.ops
+    if optimizer.momentum:
         passes, ops = passes + 2, ops + 2
     ops += 3 if clip else 0
     passes += 3 if clip else 0

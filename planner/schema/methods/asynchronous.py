@@ -163,14 +163,23 @@ def _whole_windows(case: Case) -> str | None:
     return None
 
 
+#: First beta of NAdam from which gradients of older weights do no harm (the same).
+_LONG_MEMORY = 0.99
+
+
 def _optimizer(case: Case) -> str | None:
     strategy = case.strategy
-    if strategy.optimizer.name == "SGD":
+    optimizer = strategy.optimizer
+    if optimizer.name == "SGD":
         return None
+    betas = optimizer.used_betas
+    if optimizer.name == "NAdam" and betas is not None and betas[0] >= _LONG_MEMORY:
+        return None
+    shown = optimizer.name if betas is None else f"{optimizer.name} (betas {betas})"
     return (
-        f"asynchrony={strategy.asynchrony} with optimizer={strategy.optimizer.name}; "
-        f"gradients of older weights harm it, by one step already (arXiv 2606.30634), "
-        f"use SGD or asynchrony=flushed"
+        f"asynchrony={strategy.asynchrony} with optimizer={shown}; gradients of older "
+        f"weights harm it, by one step already (arXiv 2606.30634), use SGD, NAdam of "
+        f"betas=({_LONG_MEMORY}, 0.999), or asynchrony=flushed"
     )
 
 

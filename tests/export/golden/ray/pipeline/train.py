@@ -34,7 +34,7 @@ from planner.cli.tokens import open_tokens
 from planner.errors import MeshwrightError
 from planner.schema import Plan
 
-NAME = "meshwright-llama3-8b-2753a2"
+NAME = "meshwright-llama3-8b-f0b9ef"
 #: Ranks of the plan, and how many of them one machine has.
 WORKERS, PER_HOST = 32, 8
 USE_GPU = True

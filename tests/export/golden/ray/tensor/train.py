@@ -34,7 +34,7 @@ from planner.cli.tokens import open_tokens
 from planner.errors import MeshwrightError
 from planner.schema import Plan
 
-NAME = "meshwright-llama3-8b-6cc260"
+NAME = "meshwright-llama3-8b-0b0186"
 #: Ranks of the plan, and how many of them one machine has.
 WORKERS, PER_HOST = 8, 8
 USE_GPU = True
