@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from planner import plan
-from planner.capture import capture
+from planner.capture import capture, load_model
 from planner.schema import Optimizer, Plan, Precision
 
-__all__ = ["CLASSES", "INPUTS", "WIDTH", "Classifier", "classifier_plan"]
+__all__ = ["CLASSES", "INPUTS", "WIDTH", "Classifier", "classifier", "classifier_plan"]
 
 INPUTS, WIDTH, CLASSES = 64, 128, 10
 
@@ -46,8 +46,13 @@ class Classifier(nn.Module):
         return scores
 
 
+def classifier() -> tuple[nn.Module, dict[str, Any]]:
+    """Return one of hyperbolic tangents and its example, for ``module:classifier``."""
+    return Classifier(), {"x": ((64, INPUTS), "float32")}
+
+
 def classifier_plan(
-    model: nn.Module,
+    model: nn.Module | str,
     pp: int,
     *,
     batch: int = 64,
@@ -58,7 +63,7 @@ def classifier_plan(
     """Plan of a pipeline of so many processes, one microbatch if nothing else is said.
 
     Args:
-        model: Scores classes.
+        model: Scores classes; ``module:factory`` for plans that processes can open.
         pp: Stages.
         batch: Samples of a step.
         optimizer: Plain gradient descent if None.
@@ -66,8 +71,13 @@ def classifier_plan(
         pins: Knobs.
     """
     example = {"x": ((batch, INPUTS), "float32")}
+    captured = (
+        capture(load_model(model), loss="cross_entropy", dtype="float32")
+        if isinstance(model, str)
+        else capture(model, example, loss="cross_entropy", dtype="float32")
+    )
     made: Plan = plan(
-        capture(model, example, loss="cross_entropy", dtype="float32"),
+        captured,
         cluster or f"local:{pp}",
         global_batch=batch,
         pin={"pp": pp, "num_microbatches": 1, "recompute": "none", **pins},
