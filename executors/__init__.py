@@ -33,6 +33,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from executors.data import Samples
     from executors.deferred.materialize import build_model
     from executors.federation import FederationResult, run_federation
     from executors.launching.launcher import launch
@@ -44,6 +45,7 @@ _HOMES = {
     "FederationResult": "executors.federation",
     "Prepared": "executors.prepared",
     "RunResult": "executors.runner",
+    "Samples": "executors.data",
     "StepReport": "executors.runner",
     "build_model": "executors.deferred.materialize",
     "launch": "executors.launching.launcher",
@@ -57,6 +59,7 @@ __all__ = [
     "FederationResult",
     "Prepared",
     "RunResult",
+    "Samples",
     "StepReport",
     "build_model",
     "launch",

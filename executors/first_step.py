@@ -192,9 +192,9 @@ def _forward_backward(trainer: Trainer, model: nn.Module, batch: Batch) -> _Step
         label_shift=workload.label_shift,
         own_loss=workload.own_loss,
     )
-    loss.prepare(batch, pieces)
-    wanted = trainer.inputs
+    wanted, batch = trainer.inputs, trainer.checked(batch)
     total, sums = 0.0, dict[str, torch.Tensor]()
+    loss.prepare(batch, pieces)
     before = _generators(device)
     with DropoutOff() as dropout:
         for index in range(pieces):

@@ -8,7 +8,7 @@ global batch, times the data-parallel degree, because the gradient reduction of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +18,13 @@ from torch.nn import functional
 
 from planner.errors import ExecutionError
 
-__all__ = ["LossFunction", "select_output", "sharded_cross_entropy", "target_of"]
+__all__ = [
+    "LossFunction",
+    "Tally",
+    "select_output",
+    "sharded_cross_entropy",
+    "target_of",
+]
 
 LossKind = Literal["cross_entropy", "model", "mean_square"]
 
@@ -126,6 +132,31 @@ def _shifted(target: torch.Tensor, shift: int) -> torch.Tensor:
     return functional.pad(target[..., shift:], (0, shift), value=_IGNORED)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Labels of some samples.
+
+    Attributes:
+        count: Targets that count, or labels of the model's own loss that do.
+        fewest: Labels that count in the microbatch that has fewest of them; 0 without
+            labels.
+        most: In that which has most.
+    """
+
+    count: int
+    fewest: int = 0
+    most: int = 0
+
+    @classmethod
+    def total(cls, tallies: Sequence[Tally]) -> Tally:
+        """Put the tallies of parts of a batch together."""
+        return cls(
+            count=sum(one.count for one in tallies),
+            fewest=min(one.fewest for one in tallies),
+            most=max(one.most for one in tallies),
+        )
+
+
 @dataclass(kw_only=True)
 class LossFunction:
     """The loss of one microbatch, as its share of the global mean.
@@ -159,16 +190,46 @@ class LossFunction:
             ExecutionError: If every target is ignored, or parts of the batch have
                 other weights than their means say.
         """
-        self._weighed = False
         parts = num_microbatches * self.data_parallel
-        if self.kind == "model" and self._uneven(batch, parts):
-            self._weighed = True
-        target = self.target(batch)
-        if target is None:
+        self.take(self.tally(batch, parts), num_microbatches)
+
+    def tally(self, batch: Mapping[str, torch.Tensor], parts: int) -> Tally:
+        """Count the labels of some samples.
+
+        Args:
+            batch: The samples, of one rank perhaps.
+            parts: Microbatches that they are divided into.
+        """
+        if self.kind != "model":
+            target = target_of(batch, self.kind, self.label_shift)
+            count = 0 if target is None else int((target != _IGNORED).sum())
+            return Tally(count=count)
+        labels = batch.get("labels")
+        if labels is None or not _is_integer(labels):
+            return Tally(count=0)
+        counted = _shifted(labels, self.label_shift) != _IGNORED
+        counts = counted.reshape(parts, -1).sum(1)
+        return Tally(
+            count=int(counts.sum()), fewest=int(counts.min()), most=int(counts.max())
+        )
+
+    def take(self, tally: Tally, num_microbatches: int) -> None:
+        """Take the terms of the mean over a global batch from what its ranks counted.
+
+        Args:
+            tally: Of all samples of one step, of all ranks.
+            num_microbatches: Microbatches of each data-parallel rank.
+
+        Raises:
+            ExecutionError: As :meth:`prepare` does.
+        """
+        parts = num_microbatches * self.data_parallel
+        self._weighed = self.kind == "model" and self._uneven(tally, parts)
+        if self.kind != "cross_entropy" and not self._weighed:
             # Means of equal microbatches: their mean is the global mean.
             self.count = float(parts)
             return
-        self.count = float((target != _IGNORED).sum())
+        self.count = float(tally.count)
         if not self.count:
             raise ExecutionError(
                 f"every target of the batch is {_IGNORED}, so that its mean loss is "
@@ -181,20 +242,15 @@ class LossFunction:
             return _shifted(batch["labels"], self.label_shift)
         return target_of(batch, self.kind, self.label_shift)
 
-    def _uneven(self, batch: Mapping[str, torch.Tensor], parts: int) -> bool:
+    def _uneven(self, tally: Tally, parts: int) -> bool:
         """Return True if the parts of a batch differ in labels that count.
 
         Raises:
             ExecutionError: If they do, and no weights make their means the whole one.
         """
-        labels = batch.get("labels")
-        if labels is None or not _is_integer(labels) or parts == 1:
+        few, many = tally.fewest, tally.most
+        if few == many:
             return False
-        counted = _shifted(labels, self.label_shift) != _IGNORED
-        counts = counted.reshape(parts, -1).sum(1)
-        if int(counts.min()) == int(counts.max()):
-            return False
-        few, many = int(counts.min()), int(counts.max())
         if self.own_loss == "tokens" and few:
             return True
         why = (

@@ -22,7 +22,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
 from executors.checkpoints.snapshot import Inventory, collect
-from executors.data import Batch, require_equal_batches, require_size
+from executors.data import (
+    Batch,
+    BatchPart,
+    DataSource,
+    TrainingData,
+    gather_batch,
+    open_source,
+    require_equal_batches,
+    require_size,
+)
 from executors.deferred.materialize import build_model
 from executors.deferred.model import record
 from executors.deferred.recording import Recording
@@ -108,13 +117,16 @@ class ModelSource:
     def check(
         self,
         trainer: Trainer,
-        batch: Batch,
+        batch: Batch | BatchPart,
         inventory: Inventory,
         saved: Checkpoints | None,
     ) -> FirstStepCheck:
         """Compare a batch's loss and gradient with those of the whole model."""
         # Collective over all ranks, although one of them reads.
         alone = dist.new_group([0], backend="gloo")
+        whole = batch
+        if isinstance(whole, BatchPart):
+            whole = gather_batch(whole, trainer.part)
 
         def build() -> nn.Module:
             dtype = getattr(torch, trainer.plan.strategy.precision.parameter)
@@ -127,7 +139,7 @@ class ModelSource:
                 self.weights.load_whole(model, inventory)
             return model
 
-        return compare_first_step(trainer, build, batch, inventory.first)
+        return compare_first_step(trainer, build, whole, inventory.first)
 
     def _another(self) -> nn.Module:
         model = self.model_fn()
@@ -168,6 +180,7 @@ class Prepared:
         optimizer: Updates its weights.
         scheduler: Of the optimizer's learning rates; None without one.
         inventory: Parameters and buffers of the whole model.
+        data: Source of the batches; None if each step is given one.
     """
 
     def __init__(
@@ -183,8 +196,10 @@ class Prepared:
         force: bool = False,
         timeout_s: float = 600.0,
         rank_timeout_s: float = RANK_TIMEOUT_S,
+        document_separator: int | None = None,
     ) -> None:
         self.plan, self._seed = plan, seed
+        self.data: DataSource | None = None
         self._force, self._timeout_s = force, timeout_s
         self._source = ModelSource(model_fn=model_fn, seed=seed, weights=weights)
         self._weights = weights
@@ -203,7 +218,13 @@ class Prepared:
             )
             stack.enter_context(group)
             self.trainer, self.inventory = prepare_trainer(
-                plan, self._source, chosen, force, self.membership, optimizer
+                plan,
+                self._source,
+                chosen,
+                force,
+                self.membership,
+                optimizer,
+                document_separator,
             )
             self.optimizer = self.trainer.optimizer
             self.scheduler = scheduler(self.optimizer) if scheduler else None
@@ -226,27 +247,47 @@ class Prepared:
         """Steps done, those before a checkpoint that was loaded too."""
         return self.trainer.done
 
+    def open_data(self, data: TrainingData | None) -> DataSource:
+        """Open the training data, whose position is kept in checkpoints from now on.
+
+        Args:
+            data: As for :func:`executors.run`; None for synthetic batches.
+
+        Raises:
+            ExecutionError: If it does not fit the plan, or its library is missing.
+        """
+        self.data = open_source(
+            data,
+            self.plan.workload,
+            self.trainer.part,
+            seed=self._seed,
+            pin_memory=self.trainer.place.device.type == "cuda",
+        )
+        self._stack.callback(self.data.close)
+        return self.data
+
     def initialize(self) -> None:
         """Take the weights of files, if some were named."""
         self._weights.load(self.trainer, self.inventory)
 
-    def check_first_step(self, batch: Batch) -> FirstStepCheck:
+    def check_first_step(self, batch: Batch | BatchPart) -> FirstStepCheck:
         """Compare loss and gradient with those of the whole model on process 0.
 
         Args:
-            batch: Global batch; no weight is changed.
+            batch: Global batch, or this process's part; no weight is changed.
 
         Raises:
             ExecutionError: If they differ by more than rounding.
         """
         return self._source.check(self.trainer, batch, self.inventory, self._saved)
 
-    def step(self, batch: Batch) -> StepResult:
+    def step(self, batch: Batch | BatchPart | None = None) -> StepResult:
         """Train on one global batch, and step the scheduler.
 
         Args:
             batch: Keyword of forward to tensor, all samples of the step, equal on every
-                process, which is checked.
+                process, which is checked; this process's part of them; None for the
+                next of :attr:`data`.
 
         Returns:
             Loss and gradient norm; while :attr:`waits`, the loss is NaN.
@@ -256,10 +297,13 @@ class Prepared:
                 gradient norm is not finite.
         """
         trainer, step = self.trainer, self.trainer.done
-        require_size(batch, self.plan.workload.global_batch)
-        if trainer.meets(step):
-            # Copies that are apart do not wait for each other in between.
-            require_equal_batches(batch, step, trainer.place.device)
+        if batch is None:
+            batch = self._next_batch(step)
+        if not isinstance(batch, BatchPart):
+            require_size(batch, self.plan.workload.global_batch)
+            if trainer.meets(step):
+                # Copies that are apart do not wait for each other in between.
+                require_equal_batches(batch, step, trainer.place.device)
         result = trainer.step(batch)
         if trainer.place.membership is not None:
             trainer.place.membership.admit(partial(pack_state, trainer))
@@ -268,6 +312,14 @@ class Prepared:
         if self.scheduler is not None:
             self.scheduler.step()
         return result
+
+    def _next_batch(self, step: int) -> Batch | BatchPart:
+        if self.data is None:
+            raise ExecutionError(
+                "step() without a batch, and no data to take it from; give step() a "
+                "batch, or prepare() the data"
+            )
+        return self.data.batch(step)
 
     @property
     def waits(self) -> bool:
@@ -294,7 +346,7 @@ class Prepared:
             one = StepResult(loss=loss, grad_norm=result.grad_norm)
             require_finite_step(trainer, step, one, self.remedy)
 
-    def evaluate(self, batch: Batch) -> float:
+    def evaluate(self, batch: Batch | BatchPart) -> float:
         """Mean loss of a global batch, in evaluation mode; nothing is updated.
 
         Where copies of the weights are apart it is the mean of their losses, each on
@@ -308,9 +360,10 @@ class Prepared:
                 leaves no one model to evaluate.
         """
         self.trainer.require_evaluation()
-        require_size(batch, self.plan.workload.global_batch)
-        if self.membership is None:
-            require_equal_batches(batch, self.done - 1, self.trainer.place.device)
+        if not isinstance(batch, BatchPart):
+            require_size(batch, self.plan.workload.global_batch)
+            if self.membership is None:
+                require_equal_batches(batch, self.done - 1, self.trainer.place.device)
         return self.trainer.evaluate(batch)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -337,6 +390,7 @@ class Prepared:
                 seed=self._seed,
                 timeout_s=self._timeout_s,
                 force=self._force,
+                data=self.data,
             )
             self._folders[options.folder] = self._stack.enter_context(saved)
         saved.options = options
@@ -455,9 +509,11 @@ class Prepared:
 def prepare(
     plan: Plan,
     model_fn: Callable[[], nn.Module],
+    data: TrainingData | None = None,
     *,
     optimizer: OptimizerFactory | None = None,
     scheduler: SchedulerFactory | None = None,
+    document_separator: int | None = None,
     seed: int = 0,
     device: str | None = None,
     force: bool = False,
@@ -478,13 +534,16 @@ def prepare(
     Args:
         plan: What to do.
         model_fn: As for ``run``.
+        data: The same, of which ``step()`` takes the next batch; None to give each step
+            a batch.
         optimizer: Builds the optimizer of pairs of name and parameter, as optimizers of
             torch take them: ``partial(torch.optim.NAdam, lr=1e-3)``. None for that of
             the plan.
         scheduler: Builds a scheduler of its learning rates, which steps after each
             step, such as :func:`executors.learning_rate` does; None for a constant
             rate.
-        seed: As for ``run``.
+        document_separator: As for ``run``.
+        seed: The same.
         device: The same.
         force: The same.
         timeout_s: The same.
@@ -509,8 +568,11 @@ def prepare(
         force=force,
         timeout_s=timeout_s,
         rank_timeout_s=rank_timeout_s,
+        document_separator=document_separator,
     )
     try:
+        if data is not None:
+            prepared.open_data(data)
         prepared.initialize()
         prepared.join()
     except BaseException:
@@ -526,6 +588,7 @@ def prepare_trainer(
     force: bool,
     membership: Membership | None = None,
     optimizer: OptimizerFactory | None = None,
+    document_separator: int | None = None,
 ) -> tuple[Trainer, Inventory]:
     """Check processes, model and strategy, and build this rank's part; collective.
 
@@ -536,6 +599,7 @@ def prepare_trainer(
         force: Whether the model may be another than the plan's.
         membership: Agreement with the other copies, if the group is one copy's.
         optimizer: As for :func:`prepare`.
+        document_separator: The same.
 
     Raises:
         ExecutionError: If the plan cannot be run, or needs other processes.
@@ -547,7 +611,15 @@ def prepare_trainer(
     if place.process == 0:
         _LOG.info("training %s by %s", plan.model.name, plan.strategy.label())
     inventory = Inventory.of(model)
-    return Trainer(plan, model, place, recording, optimizer=optimizer), inventory
+    trainer = Trainer(
+        plan,
+        model,
+        place,
+        recording,
+        optimizer=optimizer,
+        document_separator=document_separator,
+    )
+    return trainer, inventory
 
 
 def _membership(

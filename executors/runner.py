@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +13,7 @@ from statistics import fmean
 from torch import nn
 
 from executors.checkpoints.checkpoint import CheckpointOptions
-from executors.data import Batch, Data, global_batches
+from executors.data import Batch, BatchPart, TrainingData, evaluation_batches
 from executors.first_step import FirstStepCheck
 from executors.launching.process_group import RANK_TIMEOUT_S
 from executors.measuring.measure import TimedStep, measure_phases, summarize
@@ -82,13 +81,14 @@ class RunResult:
 def run(
     plan: Plan,
     model_fn: Callable[[], nn.Module],
-    data: Data | None = None,
+    data: TrainingData | None = None,
     *,
     steps: int,
     optimizer: OptimizerFactory | None = None,
     scheduler: SchedulerFactory | None = None,
-    eval_data: Iterable[Batch] | None = None,
+    eval_data: TrainingData | None = None,
     evaluate_every: int | None = None,
+    document_separator: int | None = None,
     seed: int = 0,
     device: str | None = None,
     on_step: Callable[[StepReport], None] | None = None,
@@ -119,16 +119,22 @@ def run(
             right after ``torch.manual_seed(seed)``, but its parameters are recorded,
             not computed: each rank computes its own shards, with the values that
             :func:`executors.build_model` gives.
-        data: Global batches: an iterable of mappings from keyword to tensor, or a
-            function from the step's number to one; equal on all ranks, which is
+        data: The name of a token file, :class:`executors.Samples`, a dataset or loader
+            of torch, torchdata or ``datasets``, of which each rank reads its part. Or
+            global batches: an iterable of mappings from keyword to tensor, or a
+            function from the step's number to one. Equal on all ranks, which is
             checked. ``labels`` go to the loss; other keywords must be inputs of the
             model. None for synthetic batches of the shapes in the plan.
         steps: Optimizer steps, at least 1; those of the run that is resumed count.
         optimizer: As for :func:`executors.prepare`.
         scheduler: The same.
-        eval_data: Global batches, equal on all ranks, of which the mean loss is
-            computed at the end, in evaluation mode; None for none.
+        eval_data: Data of the same kinds, of which the mean loss is computed at the
+            end, in evaluation mode: at most 50 batches of a file or dataset, from its
+            beginning; None for none.
         evaluate_every: Steps between further evaluations.
+        document_separator: Id of the token that ends a document, where a row of
+            ``input_ids`` holds several: positions begin anew in each, none sees
+            another, and its first token is no target. None if rows are one text each.
         seed: Of parameters, synthetic batches and dropout.
         device: ``cpu`` or ``cuda``; None for GPUs where there are any.
         on_step: Called after each step, on process 0 alone: that with the smallest
@@ -184,9 +190,6 @@ def run(
             f"evaluate_every={evaluate_every}; give eval_data and a number of at least "
             f"1"
         )
-    evaluated = None if eval_data is None else list(eval_data)
-    if evaluated == []:
-        raise ExecutionError("eval_data holds no batch; give at least one, or None")
     violation = comparison_violation(plan.strategy) if check_first_step else None
     if violation is not None:
         raise ExecutionError(violation)
@@ -213,23 +216,21 @@ def run(
         force=force,
         timeout_s=timeout_s,
         rank_timeout_s=rank_timeout_s,
+        document_separator=document_separator,
     )
     with prepared:
+        source = prepared.open_data(data)
+        evaluated = _evaluated(prepared, eval_data)
         first = _begin(prepared, options, steps)
-        if evaluated is not None:
-            prepared.trainer.require_evaluation()
         if measure and first >= steps:
             raise ExecutionError(
                 f"{checkpoint_dir} has done {first} of steps={steps}, there is none "
                 f"left to measure; ask for more steps"
             )
-        total = steps + (1 if measure else 0)
-        batches = global_batches(plan.workload, data, total, seed=seed, first=first)
+        begins = source.batch(first) if first < steps else None
         checked = None
-        if check_first_step and first < steps:
-            batch = next(batches)
-            batches = itertools.chain([batch], batches)
-            checked = prepared.check_first_step(batch)
+        if check_first_step and begins is not None:
+            checked = prepared.check_first_step(begins)
         loop = _Loop(
             prepared=prepared,
             steps=steps,
@@ -239,13 +240,29 @@ def run(
             eval_data=evaluated,
         )
         reports = []
-        for report in loop.train(batches, first):
+        for report in loop.train(begins, first):
             reports.append(report)
             if on_step is not None and (prepared.membership or not prepared.process):
                 on_step(report)
         weights.save(prepared.trainer, prepared.inventory)
-        result = _result(prepared, reports, first, next(batches) if measure else None)
+        counted = source.batch(steps) if measure else None
+        result = _result(prepared, reports, first, counted)
         return replace(result, first_step_check=checked)
+
+
+def _evaluated(
+    prepared: Prepared, data: TrainingData | None
+) -> Sequence[Batch | BatchPart] | None:
+    """Batches to evaluate; None for none.
+
+    Raises:
+        ExecutionError: If there is none in the data, or the plan evaluates nothing.
+    """
+    if data is None:
+        return None
+    trainer = prepared.trainer
+    trainer.require_evaluation()
+    return evaluation_batches(data, prepared.plan.workload, trainer.part)
 
 
 def _begin(prepared: Prepared, options: CheckpointOptions | None, steps: int) -> int:
@@ -338,17 +355,24 @@ class _Loop:
     options: CheckpointOptions | None
     check_every: int | None
     evaluate_every: int | None
-    eval_data: Sequence[Batch] | None
+    eval_data: Sequence[Batch | BatchPart] | None
 
-    def train(self, batches: Iterator[Batch], first: int) -> Iterator[StepReport]:
+    def train(
+        self, begins: Batch | BatchPart | None, first: int
+    ) -> Iterator[StepReport]:
         """Train step by step, one for each report asked for; save checkpoints due.
 
         Weights are checked before they are saved, every so many steps, and at the end.
+
+        Args:
+            begins: Batch of the first step.
+            first: Number of that step.
         """
         prepared = self.prepared
         waiting: list[StepReport] = []
         for step in range(first, self.steps):
-            batch = next(batches)
+            assert prepared.data is not None
+            batch, begins = begins or prepared.data.batch(step), None
             begin = time.perf_counter()
             result = prepared.step(batch)
             if prepared.waits and step + 1 == self.steps:
@@ -407,7 +431,7 @@ def _result(
     prepared: Prepared,
     reports: Sequence[StepReport],
     first: int,
-    counted: Batch | None,
+    counted: Batch | BatchPart | None,
 ) -> RunResult:
     """Result of the steps; measured in some more, if there is a batch for them."""
     plan, trainer = prepared.plan, prepared.trainer

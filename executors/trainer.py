@@ -17,15 +17,21 @@ from torch.distributed.fsdp import FSDPModule
 from executors.communication.buckets import BucketedReplicas
 from executors.data import (
     Batch,
+    BatchPart,
+    Part,
+    agree_on_parts,
+    require_documents,
     require_inputs,
     require_lengths,
+    require_no_restarts,
     slice_batch,
+    split_documents,
     synthetic_batch,
 )
 from executors.deferred.materialize import compute_attributes
 from executors.deferred.recording import Recording
 from executors.learning import step_of
-from executors.losses import LossFunction
+from executors.losses import LossFunction, Tally
 from executors.mesh import ProcessMesh
 from executors.names import tied_parameters, units_of_model
 from executors.parallelize import ParallelPart, parallelize
@@ -58,6 +64,11 @@ from planner.schema import Plan, Recompute
 from planner.schema.violations import coupled_violation
 
 __all__ = ["StepResult", "Trainer", "lower_stages"]
+
+#: Label that does not count, as torch has it.
+_IGNORED = -100
+#: Relative difference of two losses of the same documents that is rounding.
+_SEPARATE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +106,7 @@ def _own_tokens(
 
 
 def _require_whole_batch(plan: Plan) -> None:
-    """Refuse to divide a batch whose samples the loss compares with each other.
+    """Refuse to divide what the loss needs together: samples, or a sequence.
 
     Raises:
         ExecutionError: If the plan does.
@@ -106,6 +117,12 @@ def _require_whole_batch(plan: Plan) -> None:
     )
     if violation is not None:
         raise ExecutionError(violation)
+    if strategy.mesh.cp > 1 and plan.workload.loss == "model":
+        raise ExecutionError(
+            f"cp={strategy.mesh.cp} with the model's own loss, which each rank would "
+            f"compute of its part of a sequence, without the label of the next token; "
+            f"plan with loss='cross_entropy' and example_inputs without labels"
+        )
 
 
 def _further_inputs(plan: Plan, model: nn.Module) -> frozenset[str]:
@@ -175,6 +192,8 @@ class Trainer:
         lowered: Stages of the model's pipeline from :func:`lower_stages`; None to
             make them here.
         optimizer: Builds the optimizer of named parameters; None for the plan's.
+        document_separator: Id of the token that ends a document, where rows of tokens
+            hold several that are not to see each other; None if they do not.
 
     Raises:
         FingerprintError: If the model lacks a module that the plan names.
@@ -192,9 +211,12 @@ class Trainer:
         lowered: Sequence[LoweredStage] | None = None,
         *,
         optimizer: OptimizerFactory | None = None,
+        document_separator: int | None = None,
     ) -> None:
         strategy = plan.strategy
         _require_whole_batch(plan)
+        self._separator = document_separator
+        self._separated = document_separator is None
         self.plan, self.place = plan, place
         mesh = strategy.mesh
         self._copies = place.copies
@@ -222,6 +244,9 @@ class Trainer:
         # Copies of a tied weight go by its first name.
         self._first = {n: group[0] for group in tied_parameters(model) for n in group}
         self._further = _further_inputs(plan, model)
+        if document_separator is not None:
+            require_documents(plan, model, document_separator)
+            self._further |= {"position_ids"}
         named = frozenset(spec.name for spec in plan.workload.inputs)
         #: Names of what forward is given of a batch; None for all of it.
         self.inputs = named | self._further if named else None
@@ -368,17 +393,37 @@ class Trainer:
         parts = self.parts.values()
         return [p for part in parts for p in part.inner.parameters()]
 
-    def step(self, batch: Batch) -> StepResult:
+    @property
+    def part(self) -> Part:
+        """Samples of every global batch that this rank trains on."""
+        whole, count = self.plan.workload.global_batch, self._coordinates
+        each, index = whole // count, self.place.data_index
+        return Part(
+            start=index * each,
+            stop=(index + 1) * each,
+            whole=whole,
+            index=index,
+            count=count,
+        )
+
+    @property
+    def _coordinates(self) -> int:
+        return self.plan.strategy.mesh.data_parallel
+
+    def step(self, batch: Batch | BatchPart) -> StepResult:
         """Train on one global batch.
 
         Args:
-            batch: All samples of the step, on the CPU, equal on every rank.
+            batch: All samples of the step, on the CPU, equal on every rank; or this
+                rank's :attr:`part` of them.
 
         Raises:
             ExecutionError: If the loss is undefined on this batch, or the batch has
                 other inputs than the plan.
         """
-        loss, norm = self.update(self._own_slice(batch))
+        together = self.meets(self.done)
+        self._separate_documents()
+        loss, norm = self.update(self._own_slice(batch, together=together))
         return StepResult(
             loss=float(loss),
             grad_norm=None if norm is None else float(norm),
@@ -404,7 +449,7 @@ class Trainer:
             earlier=tuple(float(one) for one in earlier),
         )
 
-    def backward(self, batch: Batch) -> float:
+    def backward(self, batch: Batch | BatchPart) -> float:
         """Compute the gradients of one global batch, unclipped, and update nothing.
 
         Args:
@@ -416,11 +461,12 @@ class Trainer:
         Raises:
             ExecutionError: As :meth:`step` does.
         """
-        loss = self.step_rule.backward(self, self._own_slice(batch))
+        local = self._own_slice(batch, together=True)
+        loss = self.step_rule.backward(self, local)
         return float(self._mean_loss(loss))
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> float:
+    def evaluate(self, batch: Batch | BatchPart) -> float:
         """Mean loss of one global batch in evaluation mode; nothing is updated.
 
         Args:
@@ -431,7 +477,8 @@ class Trainer:
                 :meth:`step` does.
         """
         self.require_evaluation()
-        local = self._own_slice(batch)
+        together = self.place.membership is None
+        local = self._own_slice(batch, together=together)
         modules = [part.module for part in self.parts.values()]
         for module in modules:
             module.eval()
@@ -455,6 +502,59 @@ class Trainer:
         if self.place.replica is not None:
             dist.all_reduce(total, group=self.place.replica)
         return float(total)
+
+    def _separate_documents(self) -> None:
+        """Make sure, once, that documents of a row do not see each other; collective.
+
+        Rows of two documents are computed twice, the second time with another first
+        document: the loss of the second must not change.
+
+        Raises:
+            ExecutionError: If it does, or the plan evaluates nothing.
+        """
+        if self._separated:
+            return
+        self._separated = True
+        separator, part = self._separator, self.part
+        assert separator is not None
+        try:
+            self.require_evaluation()
+        except ExecutionError as error:
+            raise ExecutionError(
+                f"document_separator={separator} is checked by an evaluation before "
+                f"the first step, and there is none here: {error}"
+            ) from error
+        made = synthetic_batch(
+            self.plan.workload,
+            self.done,
+            seed=part.index,
+            samples=part.stop - part.start,
+        )
+        tokens = made["input_ids"]
+        tokens = torch.where(tokens == separator, (separator or 2) - 1, tokens)
+        half = tokens.shape[1] // 2
+        tokens[:, half - 1] = separator
+        others = tokens.clone()
+        others[:, : half - 1] = tokens[:, : half - 1].flip(1)
+        labels = tokens.clone()
+        labels[:, :half] = _IGNORED
+        made = {n: v for n, v in made.items() if n != "position_ids"}
+        first, second = (
+            self.evaluate(
+                BatchPart(values={**made, "input_ids": rows, "labels": labels})
+            )
+            for rows in (tokens, others)
+        )
+        if not abs(first - second) <= _SEPARATE * abs(first):
+            raise ExecutionError(
+                f"document_separator={separator}, but forward of "
+                f"{self.plan.model.name} lets a document see the one before it: the "
+                f"loss of a second document was {first:.8g} behind one, "
+                f"{second:.8g} behind another; its attention takes no notice of "
+                f"position_ids that restart: leave document_separator out, or use a "
+                f"model that does (those of transformers with attention sdpa, eager "
+                f"or flash)"
+            )
 
     def require_evaluation(self) -> None:
         """Refuse to evaluate what has no one model, or no mode for it.
@@ -494,10 +594,19 @@ class Trainer:
             total += self.loss(self.parts[0].module(**micro), wanted)
         return total
 
-    def _own_slice(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Prepare the loss for a global batch; cut out this rank's samples."""
-        require_inputs(batch, self.plan.workload, self._further)
-        require_lengths(batch, self.plan)
+    def _own_slice(
+        self, batch: Batch | BatchPart, *, together: bool
+    ) -> dict[str, torch.Tensor]:
+        """Prepare the loss for a global batch; cut out this rank's samples.
+
+        Args:
+            batch: As for :meth:`step`.
+            together: True if all ranks are in this step at once: then they check that
+                they were given what they should.
+        """
+        if isinstance(batch, BatchPart):
+            return self._take_part(batch, together=together)
+        batch = self.checked(batch)
         strategy, place = self.plan.strategy, self.place
         ways = strategy.mesh.data_parallel // self._copies
         copy, index = divmod(place.data_index, ways)
@@ -506,6 +615,53 @@ class Trainer:
             batch = slice_batch(batch, copy, self._copies, torch.device("cpu"))
         self.loss.prepare(batch, strategy.num_microbatches)
         return slice_batch(batch, index, ways, place.device)
+
+    def checked(self, batch: Batch) -> Batch:
+        """Add what documents in a batch need; refuse one that does not fit the plan.
+
+        Args:
+            batch: Global, or a part of one.
+
+        Raises:
+            ExecutionError: If it has other inputs or shapes than the plan.
+        """
+        if self._separator is not None:
+            shift = self.plan.workload.label_shift
+            batch = split_documents(batch, self._separator, shift)
+        require_inputs(batch, self.plan.workload, self._further)
+        require_lengths(batch, self.plan)
+        require_no_restarts(batch, self.plan.strategy.mesh.cp)
+        return batch
+
+    def _take_part(
+        self, batch: BatchPart, *, together: bool
+    ) -> dict[str, torch.Tensor]:
+        """Prepare the loss for a global batch of which this rank has its part."""
+        values = self.checked(batch.values)
+        place, part = self.place, self.part
+        count = self.plan.strategy.num_microbatches
+        ways = self._coordinates // self._copies
+        tally = self.loss.tally(values, count * self.loss.data_parallel // ways)
+        axes = ("shard",) if place.apart else ("shard", "replicate")
+        groups = [group for axis in axes if (group := place.group(axis)) is not None]
+        rows = agree_on_parts(
+            BatchPart(values=values, shared=batch.shared),
+            (tally.count, -tally.fewest, tally.most),
+            part,
+            [None] if together else groups,
+            place.device,
+            step=self.done,
+        )
+        first = place.data_index // ways * ways
+        mine = [
+            Tally(count=row[0], fewest=-row[1], most=row[2])
+            for row in rows[first : first + ways]
+        ]
+        self.loss.take(Tally.total(mine), count)
+        return {
+            name: value.to(place.device, non_blocking=value.is_pinned())
+            for name, value in values.items()
+        }
 
     def update(
         self, local: Mapping[str, torch.Tensor]

@@ -51,6 +51,7 @@ def test_the_entrance() -> None:
         "FederationResult",
         "Prepared",
         "RunResult",
+        "Samples",
         "StepReport",
         "build_model",
         "launch",

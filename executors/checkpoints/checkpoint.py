@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from executors.checkpoints import dcp
+from executors.checkpoints.data_state import read_states, write_states
 from executors.checkpoints.folder import CheckpointFolder, damage, is_checkpoint_name
 from executors.checkpoints.snapshot import (
     Inventory,
@@ -27,6 +28,7 @@ from executors.checkpoints.snapshot import (
     restore_generators,
     targets,
 )
+from executors.data import DataSource
 from executors.replicas import DrainedReplicas, Replicas
 from executors.soundness import require_sound_weights
 from executors.trainer import Trainer
@@ -124,6 +126,7 @@ class Checkpoints:
         timeout_s: How long ranks wait for each other, in seconds.
         force: Load a checkpoint of a model with another fingerprint, if its tensors
             fit.
+        data: Source of the batches, whose position is saved; None for none.
     """
 
     def __init__(
@@ -135,8 +138,9 @@ class Checkpoints:
         seed: int,
         timeout_s: float = 600.0,
         force: bool = False,
+        data: DataSource | None = None,
     ) -> None:
-        self.options = options
+        self.options, self._data = options, data
         self._trainer, self._inventory = trainer, inventory
         self._seed, self._force = seed, force
         self._folder = CheckpointFolder(options.folder)
@@ -188,6 +192,10 @@ class Checkpoints:
         record: CheckpointRecord = chosen[1]
         self._verify(name, record)
         self._restore(name, record)
+        if self._data is not None and record.data:
+            part = self._trainer.part
+            state = read_states(record.data, part.index, part.count)
+            self._data.load_state_dict(state)
         self._on_first_rank(lambda: self._folder.settle(record.step))
         self.last = self._trainer.done = record.step
         if self._rank == 0:
@@ -310,6 +318,7 @@ class Checkpoints:
             optimizer=self._trainer.optimizer_name,
             seed=self._seed,
             environment={"torch": str(torch.__version__)},
+            data=self._data_states(),
         )
 
         def publish(files: Mapping[str, FileRecord]) -> None:
@@ -328,6 +337,19 @@ class Checkpoints:
         self._pending = step, pending
         if not options.background:
             self.wait()
+
+    def _data_states(self) -> tuple[dict[str, Any], ...]:
+        """Position in the data of each data-parallel coordinate; collective."""
+        own = None if self._data is None else write_states(self._data.state_dict())
+        everyone: list[tuple[int, Any]] = [(0, None)] * dist.get_world_size(self._group)
+        mine = (self._trainer.part.index, own)
+        dist.all_gather_object(everyone, mine, group=self._group)
+        by_index = dict(reversed(everyone))
+        states = [by_index[index] for index in sorted(by_index)]
+        if states[0] is None:
+            return ()
+        alike = all(state == states[0] for state in states)
+        return tuple(states[:1] if alike else states)
 
     def wait(self) -> None:
         """Return when what is being written in the background is written.

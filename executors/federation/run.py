@@ -10,14 +10,20 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from executors.data import Batch, Data, global_batches, require_equal_batches
+from executors.data import (
+    Batch,
+    BatchPart,
+    TrainingData,
+    open_source,
+    require_equal_batches,
+)
 from executors.federation.exchange import MemberExchange, Place
 from executors.federation.weights import MemberWeights
 from executors.launching.heartbeat import Heartbeat
@@ -70,7 +76,7 @@ class FederationResult:
 def run_federation(
     federation: Federation,
     model_fn: Callable[[], nn.Module],
-    data: Data | None = None,
+    data: TrainingData | None = None,
     *,
     steps: int,
     seed: int = 0,
@@ -88,7 +94,7 @@ def run_federation(
     Args:
         federation: What to do.
         model_fn: As for :func:`executors.run`.
-        data: Global batches, of which each member takes its share; likewise.
+        data: Likewise; of a global batch each member takes its share.
         steps: Optimizer steps, at least 1.
         seed: Of parameters, synthetic batches and dropout.
         device: ``cpu`` or ``cuda``; None for GPUs where there are any.
@@ -355,7 +361,7 @@ class _Run:
 def _train(
     run: _Run,
     place: Place,
-    data: Data | None,
+    data: TrainingData | None,
     steps: int,
     seed: int,
     on_step: Callable[[StepReport], None] | None,
@@ -364,28 +370,55 @@ def _train(
     trainer, federation = run.trainer, run.federation
     workload = trainer.plan.workload
     whole = workload.model_copy(update={"global_batch": federation.global_batch})
-    start = federation.first_samples[place.member]
+    start, own_part = federation.first_samples[place.member], trainer.part
     mine = slice(start, start + workload.global_batch)
-    batches = global_batches(whole, data, steps, seed=seed, first=run.first)
-    for step, batch in zip(range(run.first, steps), batches, strict=True):
-        own: Batch = {name: value[mine] for name, value in batch.items()}
-        require_equal_batches(own, step, trainer.place.device)
-        started = time.perf_counter()
-        result = trainer.step(own)
-        require_finite_step(trainer, step, result, _unchanged)
-        with torch.no_grad():
-            run.after_step(step)
-        report = StepReport(
-            step=step,
-            steps=steps,
-            loss=result.loss,
-            grad_norm=result.grad_norm,
-            time_s=time.perf_counter() - started,
-        )
-        if on_step is not None and place.leads:
-            on_step(report)
-        yield report
+    source = open_source(
+        data,
+        whole,
+        replace(
+            own_part,
+            start=start + own_part.start,
+            stop=start + own_part.stop,
+            whole=federation.global_batch,
+        ),
+        seed=seed,
+        pin_memory=trainer.place.device.type == "cuda",
+    )
+    with contextlib.closing(source):
+        for step in range(run.first, steps):
+            own: Batch | BatchPart = source.batch(step)
+            if not isinstance(own, BatchPart):
+                own = {name: value[mine] for name, value in own.items()}
+                require_equal_batches(own, step, trainer.place.device)
+            yield _one_step(run, place, own, step, steps, on_step)
     require_sound_weights(trainer, steps, _unchanged)
+
+
+def _one_step(
+    run: _Run,
+    place: Place,
+    own: Batch | BatchPart,
+    step: int,
+    steps: int,
+    on_step: Callable[[StepReport], None] | None,
+) -> StepReport:
+    """Train one step, and exchange weights where that is due."""
+    trainer = run.trainer
+    started = time.perf_counter()
+    result = trainer.step(own)
+    require_finite_step(trainer, step, result, _unchanged)
+    with torch.no_grad():
+        run.after_step(step)
+    report = StepReport(
+        step=step,
+        steps=steps,
+        loss=result.loss,
+        grad_norm=result.grad_norm,
+        time_s=time.perf_counter() - started,
+    )
+    if on_step is not None and place.leads:
+        on_step(report)
+    return report
 
 
 def _unchanged(change: str) -> str:

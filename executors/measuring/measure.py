@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from executors.data import Batch
+from executors.data import Batch, BatchPart
 from executors.measuring.memory import LiveMemory
 from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import ProcessMesh
@@ -53,12 +53,14 @@ class CountedStep:
     traffic: tuple[dict[str, Traffic], ...]
 
 
-def measure_phases(trainer: Trainer, batch: Batch) -> dict[str, CountedStep]:
+def measure_phases(
+    trainer: Trainer, batch: Batch | BatchPart
+) -> dict[str, CountedStep]:
     """Train one step more of each phase, counting; collective.
 
     Args:
         trainer: Warm: its optimizer has its states.
-        batch: A global batch, on the CPU.
+        batch: A global batch, or this rank's part of one, on the CPU.
 
     Returns:
         By name of the phase.
@@ -73,7 +75,7 @@ def measure_phases(trainer: Trainer, batch: Batch) -> dict[str, CountedStep]:
     return found
 
 
-def _count_step(trainer: Trainer, batch: Batch) -> CountedStep:
+def _count_step(trainer: Trainer, batch: Batch | BatchPart) -> CountedStep:
     device, counter = trainer.place.device, CollectiveCounter()
     # Gradients of the last step would count as alive until they are replaced.
     trainer.optimizer.zero_grad()

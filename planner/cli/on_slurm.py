@@ -61,6 +61,7 @@ def run_words(arguments: Mapping[str, Any]) -> list[str]:
     for name in (
         *("checkpoint_every", "check_replicas_every"),
         *("init_from", "save_hf", "save_dtype", "eval_data", "evaluate_every"),
+        "document_separator",
     ):
         if arguments.get(name) is not None:
             words += [f"--{name.replace('_', '-')}", str(arguments[name])]

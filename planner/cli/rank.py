@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from planner.cli.tokens import open_tokens
-from planner.schema import Federation, Plan, Workload
+from planner.schema import Federation, Plan
 
 if TYPE_CHECKING:
     from executors.prepared import SchedulerFactory
@@ -18,31 +17,6 @@ __all__ = ["probe_rank", "train_member", "train_rank", "verify_ranks"]
 
 #: Takes a message, any JSON value, for the launching process.
 Emit = Callable[[Any], None]
-
-#: Global batches of an evaluation, at most.
-_EVALUATED = 50
-
-
-def _token_batches(
-    path: str, workload: Workload, seed: int
-) -> Callable[[int], dict[str, torch.Tensor]]:
-    """Batches of a token file by step, as :func:`executors.run` takes them."""
-    rows = open_tokens(path, workload).batches(seed)
-
-    def batch(step: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": torch.from_numpy(rows(step))}
-
-    return batch
-
-
-def _evaluated(
-    path: str | None, workload: Workload
-) -> list[dict[str, torch.Tensor]] | None:
-    """Global batches of a token file, the same in every evaluation."""
-    if path is None:
-        return None
-    windows = open_tokens(path, workload).windows(_EVALUATED)
-    return [{"input_ids": torch.from_numpy(rows)} for rows in windows]
 
 
 def _scheduler(arguments: dict[str, Any]) -> SchedulerFactory | None:
@@ -82,19 +56,15 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
 
     text = arguments.get("plan_text")
     plan = Plan.from_json(text) if text else Plan.load(arguments["plan"])
-    data = (
-        _token_batches(arguments["data"], plan.workload, arguments["seed"])
-        if arguments["data"]
-        else None
-    )
     result = run(
         plan,
         _model_fn(plan, arguments["model"], arguments["allow_remote_code"]),
-        data,
+        arguments["data"],
         steps=arguments["steps"],
         scheduler=_scheduler(arguments),
-        eval_data=_evaluated(arguments.get("eval_data"), plan.workload),
+        eval_data=arguments.get("eval_data"),
         evaluate_every=arguments.get("evaluate_every"),
+        document_separator=arguments.get("document_separator"),
         seed=arguments["seed"],
         device=arguments.get("device"),
         measure=arguments["measure"],
@@ -138,17 +108,10 @@ def train_member(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
 
     federation = Federation.from_json(arguments["federation"])
     plan = federation.members[0].plan
-    whole = {"global_batch": federation.global_batch}
-    workload = plan.workload.model_copy(update=whole)
-    data = (
-        _token_batches(arguments["data"], workload, arguments["seed"])
-        if arguments["data"]
-        else None
-    )
     result = run_federation(
         federation,
         _model_fn(plan, arguments["model"], arguments["allow_remote_code"]),
-        data,
+        arguments["data"],
         steps=arguments["steps"],
         seed=arguments["seed"],
         force=arguments["force"],

@@ -110,11 +110,16 @@ class RunCommand:
     """Optimizer steps."""
     model: OtherModelName = None
     data: OptionalFile = None
-    """Token ids, a one-dimensional integer .npy file; synthetic tokens by default."""
+    """Token ids: a one-dimensional integer .npy file, or .bin of uint16 or uint32 as
+    nanoGPT and Megatron-LM write; or a folder that Dataset.save_to_disk of datasets
+    wrote. Synthetic tokens by default."""
     eval_data: OptionalFile = None
     """Tokens like --data, of which the mean loss is computed at the end."""
     evaluate_every: OptionalInt = None
     """Steps between further evaluations."""
+    document_separator: OptionalInt = None
+    """Id of the token that ends a document, where rows of tokens hold several:
+    positions begin anew in each, and none sees another."""
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
     """Learning rate after the warm-up: the plan's, or falling to zero; wsd is constant
     until the last fifth of the steps."""
@@ -196,6 +201,7 @@ class RunCommand:
             **self._checkpoints(),
             **self._weights(),
             **self._evaluation(),
+            "document_separator": self.document_separator,
             "lr_schedule": self.lr_schedule,
             "warm_up_steps": self.warm_up_steps,
         }
@@ -331,9 +337,9 @@ class RunCommand:
             require_writable(self.measurement)
         for file in (self.data, self.eval_data):
             if file is not None:
-                from planner.cli.tokens import open_tokens
+                from executors.data import require_data
 
-                open_tokens(file, plan.workload)
+                require_data(file, plan.workload)
         from executors.learning_rates import learning_rate
 
         learning_rate(

@@ -105,6 +105,11 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
         ("--init-from", options.init_from, "members begin at random"),
         ("--save-hf", options.save_hf, "a federation saves no weights yet"),
         ("--eval-data", options.eval_data, "a federation evaluates nothing yet"),
+        (
+            "--document-separator",
+            options.document_separator is not None,
+            "leave it out",
+        ),
         ("--lr-schedule", options.lr_schedule != "constant", "leave it out"),
         ("--warm-up-steps", options.warm_up_steps, "leave it out"),
     ):
@@ -139,9 +144,9 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
             f"--model {ref}"
         )
     if options.data is not None:
-        from planner.cli.tokens import open_tokens
+        from executors.data import require_data
 
-        open_tokens(options.data, plan.workload)
+        require_data(options.data, plan.workload)
     period = federation.exchange.period
     if len(federation.members) > 1 and options.steps % period:
         note(

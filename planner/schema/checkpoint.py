@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -39,6 +39,8 @@ class CheckpointRecord(Document):
         seed: Of the run.
         files: Every other file of the folder, by name.
         environment: Versions of what wrote it.
+        data: Position in the training data of each data-parallel coordinate, one entry
+            where all have the same; empty if nothing but ``step`` says it.
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1
@@ -54,3 +56,4 @@ class CheckpointRecord(Document):
     seed: int
     files: dict[str, FileRecord] = Field(default_factory=dict)
     environment: dict[str, str] = Field(default_factory=dict)
+    data: tuple[dict[str, Any], ...] = ()

@@ -77,3 +77,9 @@ def test_a_run_that_goes_on_sees_the_batches_of_its_steps(kind: str) -> None:
     for ours, expected in zip(rest, every[2:], strict=True):
         assert torch.equal(ours["x"], expected["x"])
     assert asked == ([2, 3, 4] if kind == "function" else [])
+
+
+def test_synthetic_positions_are_of_one_text_a_row() -> None:
+    spec = InputSpec(name="position_ids", shape=(4,), dtype="int64", high=100)
+    batch = synthetic_batch(Workload(global_batch=2, inputs=(spec,)), 0)
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3]] * 2

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from executors.losses import LossFunction, select_output, target_of
+from executors.losses import LossFunction, Tally, select_output, target_of
 from planner.errors import ExecutionError
 
 
@@ -147,3 +148,17 @@ def test_a_mean_that_nobody_knows_is_not_taken_of_unequal_parts() -> None:
     own.own_loss = "tokens"
     with pytest.raises(ExecutionError, match="a mean over none is undefined"):
         own.prepare({"labels": labels}, 1)
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "model"])
+def test_counts_of_parts_make_up_those_of_the_batch(kind: Any) -> None:
+    labels = torch.randint(9, (8, 5), generator=torch.Generator().manual_seed(0))
+    labels[5:, 2:] = -100
+    whole = LossFunction(kind=kind, data_parallel=2, own_loss="tokens")
+    whole.prepare({"labels": labels}, 2)
+    parts = LossFunction(kind=kind, data_parallel=2, own_loss="tokens")
+    tallies = [parts.tally({"labels": half}, 2) for half in labels.chunk(2)]
+    assert tallies[0].count == 16
+    assert tallies[1].count == 7
+    parts.take(Tally.total(tallies), 2)
+    assert parts.count == whole.count == 23

@@ -30,7 +30,6 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from executors import run
 from planner.capture import load_model
 from planner.cli.options import model_of_plan
-from planner.cli.tokens import open_tokens
 from planner.errors import MeshwrightError
 from planner.schema import Plan
 
@@ -74,17 +73,10 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             f"each; free whole machines, or plan for this cluster"
         )
     plan = Plan.from_json(config["plan"])
-    data = None
-    if config["data"]:
-        rows = open_tokens(config["data"], plan.workload).batches(config["seed"])
-
-        def data(step: int) -> dict[str, torch.Tensor]:
-            return {"input_ids": torch.from_numpy(rows(step))}
-
     result = run(
         plan,
         load_model(config["model"], seq_len=plan.workload.seq_len).build,
-        data,
+        config["data"],
         steps=config["steps"],
         seed=config["seed"],
         device=str(get_device()),

@@ -15,6 +15,7 @@ from planner.schema import Plan, Workload
 __all__ = [
     "Batch",
     "Data",
+    "batch_checksums",
     "global_batches",
     "require_equal_batches",
     "require_inputs",
@@ -40,7 +41,8 @@ def synthetic_batch(
 ) -> dict[str, torch.Tensor]:
     """Random inputs of one step: integers below ``high``, standard normal floats.
 
-    A class for each sample, too, where that is what the loss compares scores with.
+    ``position_ids`` count up. A class for each sample, too, where that is what the loss
+    compares scores with.
 
     Args:
         workload: Its inputs' shapes are of one sample.
@@ -54,7 +56,10 @@ def synthetic_batch(
     for spec in workload.inputs:
         shape = (count, *spec.shape)
         dtype = getattr(torch, spec.dtype)
-        if dtype.is_floating_point:
+        if spec.name == "position_ids" and len(spec.shape) == 1:
+            # One text a row: positions that restart would make several of it.
+            batch[spec.name] = torch.arange(spec.shape[0], dtype=dtype).expand(shape)
+        elif dtype.is_floating_point:
             batch[spec.name] = torch.randn(shape, generator=generator).to(dtype)
         elif dtype == torch.bool:
             batch[spec.name] = torch.ones(shape, dtype=dtype)
@@ -160,7 +165,7 @@ def require_equal_batches(batch: Batch, step: int, device: torch.device) -> None
     Raises:
         ExecutionError: On every rank, naming an input and the ranks that differ.
     """
-    sums = {name: _checksum(name, value) for name, value in sorted(batch.items())}
+    sums = batch_checksums(batch)
     whole = zlib.crc32(repr(sums).encode())
     bounds = torch.tensor([whole, -whole], device=device)
     dist.all_reduce(bounds, dist.ReduceOp.MAX)
@@ -186,6 +191,11 @@ def require_equal_batches(batch: Batch, step: int, device: torch.device) -> None
                 f"(DataLoader(generator=torch.Generator().manual_seed(0))) and use no "
                 f"DistributedSampler"
             )
+
+
+def batch_checksums(batch: Batch) -> dict[str, int]:
+    """Checksum of each tensor of a batch, by name."""
+    return {name: _checksum(name, value) for name, value in sorted(batch.items())}
 
 
 def _checksum(name: str, value: torch.Tensor) -> int:
