@@ -34,7 +34,7 @@ class ProcessMesh:
     over ``pp, replicate, shard, tp``: ranks that share a sequence have equal
     parameters, so that cp is part of ``shard`` (of ``replicate`` without ZeRO).
     Sequences are shared along ``cp``. Experts live on ``replicate, expert_shard, ep``,
-    ep being the innermost of ``shard``.
+    ep being the innermost of ``shard x tp``.
 
     Attributes:
         device: Device this process computes on.
@@ -111,22 +111,22 @@ def communication_degrees(strategy: Strategy) -> dict[str, int]:
         StrategyError: If ep does not divide the ranks that share a copy.
     """
     mesh = strategy.mesh
-    shard = mesh.dp_shard * mesh.cp
+    shard = mesh.shards
     replicate = mesh.dp_replicate
     if strategy.zero_stage == 0:
         # Shards that shard nothing are replicas.
         shard, replicate = 1, replicate * shard
-    if shard % mesh.ep:
+    if mesh.ep > 1 and (shard * mesh.tp) % mesh.ep:
         raise StrategyError(
-            f"ep={mesh.ep} does not divide the {shard} ranks that ZeRO shards over "
-            f"(dp_shard x cp); use an ep that does"
+            f"ep={mesh.ep} does not divide {shard * mesh.tp}, the ranks that ZeRO "
+            f"shards over (dp_shard x cp) x tp; use an ep that does"
         )
     return {
         "pp": mesh.pp,
         "replicate": replicate,
         "shard": shard,
         "cp": mesh.cp,
-        "expert_shard": shard // mesh.ep if mesh.ep > 1 else 1,
+        "expert_shard": shard * mesh.tp // mesh.ep if mesh.ep > 1 else 1,
         "ep": mesh.ep,
         "tp": mesh.tp,
     }
@@ -194,7 +194,7 @@ def build_mesh(
         outer = {"outer": have // (degrees["cp"] * degrees["tp"])}
         views.append(_view(device, degrees | outer, ("outer", "cp", "tp"), set()))
     if degrees["ep"] > 1:
-        axes = ("pp", "replicate", "expert_shard", "ep", "tp")
+        axes = ("pp", "replicate", "expert_shard", "ep")
         views.append(_view(device, degrees, axes, {"expert_shard"}))
     rank = dist.get_rank()
     return ProcessMesh(

@@ -17,6 +17,7 @@ from executors.communication.buckets import BucketedReplicas
 from executors.deferred.materialize import Shards
 from executors.deferred.recording import Recording
 from executors.mesh import ProcessMesh
+from executors.names import inside
 from executors.strategies.batch_norms import synchronise_batch_norms
 from executors.strategies.blocks import (
     apply_recompute,
@@ -125,7 +126,7 @@ def parallelize(
             narrow_layers(model, strategy.sharding, copies, index, chains=chains)
 
         # 2. Experts move apart, and tokens to them.
-        experts = _split_experts(model, strategy, place)
+        experts = _split_experts(model, strategy, place, split)
     values.to_meta()
     if strategy.semantics == "exact":
         synchronise_batch_norms(model, place)
@@ -146,7 +147,9 @@ def parallelize(
         module=module,
         inner=model,
         units=tuple(units),
-        partial=split,
+        partial=frozenset(
+            name for name in split if not any(inside(name, fqn) for fqn in experts)
+        ),
         zero_stage=strategy.zero_stage,
     )
 
@@ -175,15 +178,21 @@ def _split_tensors(
 
 
 def _split_experts(
-    model: nn.Module, strategy: Strategy, place: ProcessMesh
+    model: nn.Module, strategy: Strategy, place: ProcessMesh, split: frozenset[str]
 ) -> tuple[str, ...]:
-    """Apply ep; names of the modules that hold experts."""
+    """Apply ep; names of the modules that hold experts.
+
+    Each tp rank sends its own tokens to experts of which it would have found a part of
+    the gradient, ``split``, and all tokens to others.
+    """
     if place.size("ep") == 1:
         return ()
     styles = styles_of_model(model, strategy.sharding)
     experts = tuple(fqn for fqn, style in styles.items() if style == "experts")
     for fqn in experts:
-        shard_experts(model.get_submodule(fqn), fqn, place.along("ep"))
+        apart = any(inside(name, fqn) for name in split)
+        streams = place.size("tp") if apart else 1
+        shard_experts(model.get_submodule(fqn), fqn, place.along("ep"), streams)
     return experts
 
 

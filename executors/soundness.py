@@ -33,8 +33,8 @@ _PARTED = "look for a faulty device, or for code of the model that depends on th
 _LOG = logging.getLogger(__name__)
 
 #: Axes of experts, and of all other parameters, along which there can be copies.
-_EXPERTS, _OTHERS = ("expert_shard", "ep"), ("shard",)
-_COMMON = ("replicate", "tp")
+_EXPERTS, _OTHERS = ("expert_shard", "ep"), ("shard", "tp")
+_COMMON = ("replicate",)
 #: Words of 8 bytes in a row of the table that a tensor's bits are laid out as; factors
 #: of what its rows and its columns sum to: one odd, one even, so that their sum is odd.
 _COLUMNS, _ROW_FACTOR, _COLUMN_FACTOR = 4096, 0x4F1BBCDCBFA53E0B, 0x85EBCA6A

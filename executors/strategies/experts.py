@@ -43,17 +43,21 @@ def _scale_gradient(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return result
 
 
-def shard_experts(module: nn.Module, fqn: str, mesh: DeviceMesh) -> None:
+def shard_experts(
+    module: nn.Module, fqn: str, mesh: DeviceMesh, streams: int = 1
+) -> None:
     """Keep this rank's experts of a module, and send tokens to where theirs are.
 
     Gradients of experts come out as data parallelism expects them: their mean over
     the ranks that hold *equal* experts is the gradient, although each sums over the
-    tokens of all ranks of the mesh.
+    tokens of all ranks of the mesh, and tp ranks are no data-parallel ranks.
 
     Args:
         module: Holds experts; parameters still whole, equal on all ranks.
         fqn: Its name, for messages.
         mesh: The ep axis.
+        streams: Ranks that each have a shard of one stream of tokens: tp's under
+            sequence parallelism. Without, each tp rank sends all of them.
 
     Raises:
         StrategyError: If the module holds no experts in the known way, or ep does
@@ -82,7 +86,7 @@ def shard_experts(module: nn.Module, fqn: str, mesh: DeviceMesh) -> None:
     module.num_experts = count // degree  # type: ignore[assignment]
     compute = _Local(module)
     module.__dict__["forward"] = partial(
-        _forward, compute, mesh.get_group(), count // degree
+        _forward, compute, mesh.get_group(), count // degree, degree / streams
     )
 
 
@@ -121,6 +125,7 @@ def _forward(
     compute: Callable[..., torch.Tensor],
     group: dist.ProcessGroup,
     held: int,
+    sums: float,
     tokens: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
@@ -131,6 +136,7 @@ def _forward(
         compute: Experts of this rank, on rows that chose one each.
         group: The ep axis.
         held: Experts on each rank.
+        sums: Number by which gradients of experts are divided.
         tokens: Shape [tokens, hidden].
         chosen: Experts of each token. Shape [tokens, top_k].
         weights: Shape [tokens, top_k].
@@ -146,7 +152,7 @@ def _forward(
     rows = exchange_rows(tokens[order // top_k], group, sends=sends, receives=receives)
     own = torch.arange(held, device=rows.device).repeat(size)
     local = own.repeat_interleave(arriving, output_size=rows.shape[0])
-    found = _compute(compute, rows, local, size)
+    found = _compute(compute, rows, local, sums)
     back = exchange_rows(found, group, sends=receives, receives=sends)
 
     share = weights.reshape(-1)[order].unsqueeze(-1)
@@ -183,15 +189,15 @@ def _compute(
     compute: Callable[..., torch.Tensor],
     rows: torch.Tensor,
     expert: torch.Tensor,
-    size: int,
+    sums: float,
 ) -> torch.Tensor:
-    """Compute one expert a row; divide parameter gradients by the group's size."""
+    """Compute one expert a row; divide parameter gradients by ``sums``."""
     count = rows.shape[0]
     if not count:
         # Every rank must come by gradients, or their reduction would not match.
         rows = torch.cat([rows, rows.new_zeros((1, rows.shape[1]))])
         expert = expert.new_zeros(1)
     ones = rows.new_ones((rows.shape[0], 1))
-    entered = _scale_gradient(rows, float(size))
+    entered = _scale_gradient(rows, sums)
     found = compute(entered, expert.unsqueeze(-1), ones)
-    return _scale_gradient(found, 1.0 / size)[:count]
+    return _scale_gradient(found, 1.0 / sums)[:count]

@@ -76,21 +76,14 @@ class Combinations:
         return np.zeros_like(self.tp) if self.order is None else self.order
 
     def strides(
-        self, *, experts_on_shards: bool
+        self,
     ) -> tuple[tuple[Index, Index], tuple[Index, Index], tuple[Index, Index]]:
-        """Degree and distance in ranks between neighbours along tp, cp and ep.
-
-        Args:
-            experts_on_shards: As :attr:`planner.cost.recipes.Recipe.experts_on_shards`:
-                shards of one sequence and replicas alike have experts of their own.
-        """
-        expert = self.tp
-        if experts_on_shards:
-            expert = np.where(self.sequence_parallel > 0, 1, self.tp)
+        """Degree and distance in ranks between neighbours along tp, cp and ep."""
+        side_by_side = np.ones_like(self.tp)
         return (
-            (self.tp, np.ones_like(self.tp)),
+            (self.tp, side_by_side),
             (self.cp, self.tp),
-            (self.ep, expert),
+            (self.ep, side_by_side),
         )
 
     def tp_waits_s(self, ranks: int | Index, core_wait_s: float | Array) -> Array:
@@ -467,7 +460,7 @@ class PricingContext:
 
     def layer_lines(self, combos: Combinations) -> LayerLines:
         """Lines of the collectives inside layers, of every combination."""
-        strides = combos.strides(experts_on_shards=self.recipe.experts_on_shards)
+        strides = combos.strides()
         wait_s = combos.tp_waits_s(len(self.order), self.core_wait_s)
         tp, cp, ep = (self.groups(degree, stride) for degree, stride in strides)
         known = self.cluster.document.collectives

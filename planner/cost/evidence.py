@@ -109,7 +109,9 @@ _TESTS: Mapping[str, _Test] = {
     "ZeRO 2": _zero(2),
     "ZeRO 3": _zero(3),
     "hybrid sharding": lambda at: (
-        (at.rows.zero_stage > 0) & (at.rows.dp_replicate > 1) & (at.rows.dp_shard > 1)
+        (at.rows.zero_stage > 0)
+        & (at.rows.dp_replicate > 1)
+        & (at.rows.dp_shard * at.rows.cp > 1)
     ),
     "tp": lambda at: (at.rows.tp > 1) & at.within_host(at.rows.tp),
     "tp across hosts": lambda at: ~at.within_host(at.rows.tp),
@@ -123,10 +125,8 @@ _TESTS: Mapping[str, _Test] = {
     "cp across hosts": lambda at: (
         (at.rows.cp > 1) & ~at.within_host(at.rows.cp * at.rows.tp)
     ),
-    "ep": lambda at: (at.rows.ep > 1) & at.within_host(at.rows.ep * at.rows.tp),
-    "ep across hosts": lambda at: (
-        (at.rows.ep > 1) & ~at.within_host(at.rows.ep * at.rows.tp)
-    ),
+    "ep": lambda at: (at.rows.ep > 1) & at.within_host(at.rows.ep),
+    "ep across hosts": lambda at: (at.rows.ep > 1) & ~at.within_host(at.rows.ep),
     "selective recomputation": _recomputes("selective"),
     "full recomputation": _recomputes("full"),
     "float8": lambda at: np.full(len(at.rows), at.place.compute == "float8"),

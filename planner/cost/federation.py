@@ -126,7 +126,7 @@ def _inside_s(
     """Seconds in which a member's owners collect weights, and hand out the mean."""
     strategy = plan.strategy
     divided = strategy.mesh.tp > 1 or (
-        strategy.zero_stage > 0 and strategy.mesh.dp_shard * strategy.mesh.cp > 1
+        strategy.zero_stage > 0 and strategy.mesh.shards > 1
     )
     loads: dict[tuple[int, tuple[int, ...]], float] = {}
     for name, owner in owners.items():

@@ -55,8 +55,7 @@ class Recipe:
         loss_parallel: Whether tp ranks take the loss of their part of the vocabulary;
             else they gather the logits.
         experts_on_shards: Whether, under sequence parallelism, each tp rank routes the
-            tokens of its shard, and ep counts neighbouring ranks, those of one tp group
-            among them; else experts see the whole stream on every tp rank.
+            tokens of its shard; else experts see the whole stream on every tp rank.
         low_precision_gathers: Whether tp ranks cast operands of low-precision products
             before they gather them, where the format allows; else behind the gather.
         scattered_transfers: Whether tp ranks share what goes from stage to stage, and

@@ -418,8 +418,9 @@ def _summed_parameters(
     whole = context.facts.parameter_counts.trained[:, 0]
     inside = np.isin(np.arange(whole.shape[1]), classes.region)
     split = ((combos.sequence_parallel > 0) & (combos.tp > 1))[:, None]
-    ways = np.stack([np.ones_like(combos.ep), combos.ep])[:, :, None]
-    return np.asarray((whole * inside)[:, None] / ways * split)
+    # Each tp rank has other experts where ep divides them.
+    held = np.stack([np.ones_like(split), combos.ep[:, None] == 1])
+    return np.asarray((whole * inside)[:, None] * held * split)
 
 
 def _recomputed(context: PricingContext) -> NDArray[np.bool_]:

@@ -71,7 +71,7 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
 def _stage(strategy: Strategy) -> int:
     """ZeRO where there is anything to shard over."""
     mesh = strategy.mesh
-    return strategy.zero_stage if mesh.dp_shard * mesh.cp > 1 else 0
+    return strategy.zero_stage if mesh.shards > 1 else 0
 
 
 def _zero(strategy: Strategy) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _data_parallel(strategy: Strategy) -> list[list[str]]:
     if mesh.data_parallel * mesh.cp == 1:
         return []
     lines = [["--overlap-grad-reduce"]]
-    if strategy.zero_stage == 1 and mesh.dp_shard * mesh.cp > 1:
+    if strategy.zero_stage == 1 and mesh.shards > 1:
         lines += [["--use-distributed-optimizer"], ["--overlap-param-gather"]]
         if mesh.dp_replicate > 1:
             lines.append(

@@ -148,7 +148,7 @@ def _sharded(keys: Keys, kind: str, processes: int) -> tuple[Mesh, int, bool]:
             f"{product}; correct one of them"
         )
     mesh = Mesh(**degrees)
-    return mesh, stage if mesh.dp_shard > 1 else 0, recompute
+    return mesh, stage if mesh.shards > 1 else 0, recompute
 
 
 def _stage(fsdp: Keys) -> tuple[int, bool]:

@@ -46,7 +46,7 @@ def deepspeed_strategy(
     keys = Keys(data=dict(data))
     tp, cp, pp = _axes(keys)
     size, many, dp = _batch(keys, wanted, inner=tp * cp * pp)
-    stage, shard = _zero(keys, dp)
+    stage, shard = _zero(keys, dp, cp)
     bf16 = data.get("bf16")
     states = isinstance(bf16, dict) and bf16.get("bf16_optimizer_states")
     fields: dict[str, Any] = {
@@ -149,8 +149,8 @@ def _batch(keys: Keys, wanted: Wanted, *, inner: int) -> tuple[int, int, int]:
     return size, many, dp
 
 
-def _zero(keys: Keys, dp: int) -> tuple[int, int]:
-    """ZeRO stage, and over how many replicas it shards."""
+def _zero(keys: Keys, dp: int, cp: int) -> tuple[int, int]:
+    """ZeRO stage, and over how many replicas it shards, beside the cp ranks of each."""
     zero = keys.inner("zero_optimization")
     stage = zero.take("stage", int, 0)
     if stage not in (0, 1, 2, 3):
@@ -167,9 +167,9 @@ def _zero(keys: Keys, dp: int) -> tuple[int, int]:
     buffers = ignored_keys("deepspeed.zero_optimization")
     zero.pass_over(buffers)
     zero.close("zero_optimization", ("stage", "mics_shard_size", *buffers))
-    if stage and dp == 1:
+    if stage and dp * cp == 1:
         zero.skip("stage", "there is one replica, and nothing to shard over")
-    if not stage or dp == 1:
+    if not stage or dp * cp == 1:
         return 0, 1
     if mics > 0:
         divided("data parallel", dp, by=mics, rule="zero_optimization.mics_shard_size")

@@ -183,14 +183,22 @@ def _data_parallel(args: argparse.Namespace, inner: Mesh, dp: int) -> tuple[Mesh
     shard = divided(
         "data parallel", dp, by=copies, rule="--num-distributed-optimizer-instances"
     )
-    if not stage or shard == 1:
+    if not stage or shard * inner.cp == 1:
         stage, shard = 0, 1
-    ep = args.expert_model_parallel_size
-    if ep > 1 and (shard * inner.cp) % ep:
+    ep, etp = args.expert_model_parallel_size, args.expert_tensor_parallel_size
+    if ep > 1 and (etp or inner.tp) != 1:
+        given = "left out, which is tp" if etp is None else str(etp)
+        raise StrategyError(
+            f"--expert-tensor-parallel-size {given}, with tp={inner.tp} and "
+            f"--expert-model-parallel-size {ep}: Meshwright deals experts out whole "
+            f"and splits none; set it to 1"
+        )
+    ranks = shard * inner.cp * inner.tp
+    if ep > 1 and ranks % ep:
         # Its experts are dealt out over all data-parallel ranks, sharded or not.
         raise StrategyError(
             f"--expert-model-parallel-size {ep} does not divide what is sharded, "
-            f"{shard * inner.cp} ranks; Meshwright deals experts out over those: add "
+            f"{ranks} ranks with tp; Meshwright deals experts out over those: add "
             f"--use-distributed-optimizer"
         )
     sizes = {"dp_replicate": dp // shard, "dp_shard": shard, "ep": ep}

@@ -144,7 +144,8 @@ def devices_pane(report: ReportData, index: int) -> str:
         f"{used:,} used; degrees: {axes}"
     )
     ep = (
-        f" The {grid.ep} innermost devices of dp_shard x cp share the experts (ep)."
+        f" The {grid.ep} innermost devices of dp_shard x cp x tp share the experts "
+        f"(ep)."
         if grid.ep > 1
         else ""
     )

@@ -46,7 +46,7 @@ class DeviceGrid:
 
     Attributes:
         degrees: Axis to degree, outermost first; ranks are row-major in them.
-        ep: Devices that share experts, the innermost of dp_shard x cp.
+        ep: Devices that share experts, the innermost of dp_shard x cp x tp.
         rank: Rank of each device; -1 for unused devices. Shape [devices].
         host: Number of each device's host. Shape [devices].
         device_type: Name of each device's type, as index into ``device_types``; -1

@@ -94,7 +94,7 @@ def _mesh_line(plan: PlanFields) -> str:
         if degree > 1
     ]
     if mesh.ep > 1:
-        axes.append(f"ep {mesh.ep} (inside dp_shard x cp)")
+        axes.append(f"ep {mesh.ep} (inside dp_shard x cp x tp)")
     return " x ".join(axes) or "one device"
 
 

@@ -50,7 +50,7 @@ __all__ = [
     "plain_replicas",
 ]
 
-#: Mesh axes, outermost first. ep is folded out of dp_shard x cp and is not in here:
+#: Mesh axes, outermost first. ep is folded out of dp_shard x cp x tp, not in here:
 #: the product of these degrees is the number of devices.
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
@@ -69,7 +69,8 @@ class Mesh(Document):
     """Degrees along the axes, in the order of :data:`AXES`, outermost first.
 
     Rank of the device at coordinates (pp, dp_replicate, dp_shard, cp, tp): row-major,
-    tp fastest. ``ep`` devices that share experts are the innermost of dp_shard x cp.
+    tp fastest. ``ep`` devices that share experts are the innermost of dp_shard x cp x
+    tp, and each holds its experts whole.
     """
 
     pp: Degree = 1
@@ -97,6 +98,16 @@ class Mesh(Document):
     def degrees(self) -> tuple[int, int, int, int, int]:
         """Degrees in the order of :data:`AXES`."""
         return (self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp)
+
+    @property
+    def shards(self) -> int:
+        """Devices that ZeRO shards over, neighbours of equal weights: dp_shard x cp."""
+        return self.dp_shard * self.cp
+
+    @property
+    def expert_shards(self) -> int:
+        """Devices of dp_shard x cp x tp that hold the same experts."""
+        return self.shards * self.tp // self.ep
 
     @property
     def data_parallel(self) -> int:
@@ -312,8 +323,8 @@ class Strategy(Document):
 
     Attributes:
         mesh: Degrees along each axis.
-        zero_stage: What dp_shard splits: 0 nothing (plain replicas), 1 optimizer
-            states, 2 and gradients, 3 and parameters.
+        zero_stage: What dp_shard x cp splits, cp alone where dp_shard is 1: 0 nothing
+            (plain replicas), 1 optimizer states, 2 and gradients, 3 and parameters.
         schedule: Order of the pipeline's work; GPipe when pp is 1.
         virtual_stages: Stages held by each pp rank.
         microbatch_size: Samples per microbatch on each data-parallel rank.
@@ -418,9 +429,7 @@ class Strategy(Document):
     def has_plain_replicas(self) -> bool:
         """True if each device holds the whole model, so that all copies are alike."""
         mesh = self.mesh
-        return bool(
-            plain_replicas(mesh.pp, mesh.tp, self.zero_stage, mesh.dp_shard * mesh.cp)
-        )
+        return bool(plain_replicas(mesh.pp, mesh.tp, self.zero_stage, mesh.shards))
 
     @property
     def replicas_by_ddp(self) -> bool:

@@ -280,10 +280,12 @@ def _experts(case: Case) -> str | None:
     mesh = strategy.mesh
     if mesh.ep == 1:
         return None
-    if strategy.zero_stage == 0:
+    alone = mesh.ep == mesh.tp and mesh.dp_replicate * mesh.shards == 1
+    if strategy.zero_stage == 0 and not alone:
         return (
             f"ep={mesh.ep} with zero_stage=0; experts are dealt out over the ranks "
-            f"that ZeRO shards over, use zero_stage=1, 2 or 3"
+            f"that ZeRO shards over and tp, use zero_stage=1, 2 or 3, or tp={mesh.ep} "
+            f"without replicas"
         )
     if "experts" not in strategy.sharding.patterns.values():
         return (
@@ -348,7 +350,7 @@ def _split_backward(case: Case) -> str | None:
     strategy = case.strategy
     if strategy.mesh.pp == 1 or not strategy.schedule_spec.splits_backward:
         return None
-    if strategy.zero_stage == 3 and strategy.mesh.dp_shard > 1:
+    if strategy.zero_stage == 3 and strategy.mesh.shards > 1:
         return (
             f"zero_stage=3 with {strategy.schedule}; freeing parameters between the "
             f"halves of a split backward gives wrong gradients, use zero_stage=2"
@@ -396,11 +398,12 @@ def _overlap(case: Case) -> str | None:
     """Require that overlap settings have an effect where they are set."""
     strategy, mesh = case.strategy, case.strategy.mesh
     overlap = strategy.overlap
-    sharded = strategy.zero_stage > 0 and mesh.dp_shard * mesh.cp > 1
+    sharded = strategy.zero_stage > 0 and mesh.shards > 1
     if overlap.forward_prefetch is not None and not sharded:
         return (
             f"overlap.forward_prefetch={overlap.forward_prefetch} without ZeRO; no "
-            f"weights are gathered, leave it out or use dp_shard > 1"
+            f"weights are gathered, leave it out or use zero_stage above 0 with "
+            f"dp_shard or cp > 1"
         )
     if overlap.backward_prefetch is not None and not (
         sharded and strategy.zero_stage == 3

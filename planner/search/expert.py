@@ -28,6 +28,7 @@ from planner.space import (
     enumerate_strategies,
     legal,
     with_expressible_streams,
+    zero_fits,
 )
 
 __all__ = ["ExpertPartitioner", "ladder"]
@@ -250,7 +251,7 @@ def _replicas(
     if shard is None:
         shard = degree if zero else 1
     replicate = pins.get("dp_replicate", degree // shard if shard else 0)
-    fits_zero = (shard > 1) == (zero > 0)
+    fits_zero = zero_fits(zero, shard, pins.get("cp", 1))
     if replicate * shard != degree or not (fits_zero or "zero_stage" in pins):
         return None
     return replicate, shard

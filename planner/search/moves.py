@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from planner.schema import AXES
 from planner.schema.schedules import schedule_name, schedule_spec, schedules
 from planner.search.refine import schedule_variants
-from planner.space import Facts, StrategyTable, legal
+from planner.space import Facts, StrategyTable, legal, zero_fits
 
 __all__ = [
     "USUAL",
@@ -367,10 +367,8 @@ def _completed(row: dict[str, int], facts: Facts) -> dict[str, int] | None:
         made["schedule"] = schedule_spec("GPipe").code
     if row["pp"] == 1:
         made["schedule"], made["virtual_stages"] = schedule_spec("GPipe").code, 1
-    if row["dp_shard"] == 1:
-        made["zero_stage"] = 0
-    elif row["zero_stage"] == 0:
-        made["zero_stage"] = 1
+    if not zero_fits(row["zero_stage"], row["dp_shard"], row["cp"]):
+        made["zero_stage"] = int(row["dp_shard"] > 1)
     if row["tp"] == 1:
         made["sequence_parallel"] = 0
     return made

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import PricingContext
+from planner.cost.replicas import expert_spread
 from planner.cost.strategy.memory import memory_parts
 from planner.cost.units import UnitCosts
 from planner.schema import Recompute, Strategy
@@ -192,8 +193,9 @@ def span_memory(
     dense, expert = costs.dense_parameters[0], costs.expert_parameters[0]
     trained, trained_experts = costs.trained_dense[0], costs.trained_experts[0]
     mesh = strategy.mesh
-    ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
-    left = mesh.ep / max(ways, mesh.ep)
+    ways = mesh.shards if strategy.zero_stage else 1
+    spread = float(expert_spread(mesh.ep, mesh.tp))
+    left = spread / max(ways, spread)
     # A received tensor is a buffer, a sent one is held.
     sent = cut.copy()
     sent[-1] = costs.output_bytes[0]

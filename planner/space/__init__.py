@@ -20,7 +20,7 @@ from planner.space.pins import (
     read_pins,
 )
 from planner.space.regime import Regime
-from planner.space.rules import RULES, Rule, check, legal, violations
+from planner.space.rules import RULES, Rule, check, legal, violations, zero_fits
 from planner.space.table import MESH_COLUMNS, RECOMPUTE_NAMES, StrategyTable
 from planner.space.target import with_expressible_streams
 
@@ -50,4 +50,5 @@ __all__ = [
     "skeleton",
     "violations",
     "with_expressible_streams",
+    "zero_fits",
 ]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from planner.schema.schedules import schedule_spec, schedules
 from planner.space.facts import OWN_TARGETS, Facts
 from planner.space.pins import normalize_pins
-from planner.space.rules import legal
+from planner.space.rules import legal, zero_fits
 from planner.space.table import MESH_COLUMNS, StrategyTable
 from planner.space.target import violates_schedule, with_expressible_streams
 
@@ -72,7 +72,7 @@ def _with_experts(
     if "ep" in pins:
         degrees = np.array([pins["ep"]], dtype=np.int64)
     index, ep = _grid(np.arange(len(mesh)), degrees)
-    fits = (mesh[index, 2] * mesh[index, 3]) % ep == 0
+    fits = mesh[index, 2:5].prod(axis=1) % ep == 0
     return np.concatenate([mesh[index[fits]], ep[fits, None]], axis=1)
 
 
@@ -171,7 +171,7 @@ def _expand(
     per_replica = facts.global_batch // (replicate * shard)
     keep = (
         (per_replica % size == 0)
-        & ((shard > 1) == (stage > 0))
+        & zero_fits(stage, shard, cp)
         & ((pp > 1) | ((schedule == no_pipeline[0]) & (virtual == no_pipeline[1])))
         & (pp * virtual <= facts.num_units)
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ from planner.space.table import (
 )
 from planner.space.target import target_violated, target_violations
 
-__all__ = ["RULES", "Rule", "check", "legal", "violations"]
+__all__ = ["RULES", "Rule", "check", "legal", "violations", "zero_fits"]
 
 Mask = NDArray[np.bool_]
 Row = dict[str, int]
@@ -53,6 +54,20 @@ class Rule:
     name: str
     violated: Callable[[StrategyTable, Facts], Mask]
     violation: Callable[[Row, Facts], str]
+
+
+def zero_fits(zero_stage: Any, dp_shard: Any, cp: Any) -> Any:
+    """True if a ZeRO stage suits a mesh; numbers, or columns of a table.
+
+    ZeRO shards over dp_shard x cp, whose ranks would hold equal weights: over cp alone
+    where dp_shard is 1. Without ZeRO, cp ranks are plain replicas.
+
+    Args:
+        zero_stage: ZeRO's stage.
+        dp_shard: Degree.
+        cp: Degree.
+    """
+    return (dp_shard * cp > 1) & (zero_stage > 0) | (dp_shard == 1) & (zero_stage == 0)
 
 
 def _divisors(number: int) -> str:
@@ -194,7 +209,7 @@ def _experts_violated(table: StrategyTable, facts: Facts) -> Mask:
     if not facts.num_experts:
         return np.asarray(wide)
     fits = (facts.num_experts % table.ep == 0) & (
-        (table.dp_shard * table.cp) % table.ep == 0
+        (table.dp_shard * table.cp * table.tp) % table.ep == 0
     )
     return np.asarray(wide & ~fits)
 
@@ -203,8 +218,8 @@ def _experts_violation(row: Row, facts: Facts) -> str:
     if not facts.num_experts:
         return f"ep={row['ep']}, but the model has no experts; use ep=1"
     return (
-        f"ep={row['ep']} must divide num_experts={facts.num_experts} and dp_shard x cp="
-        f"{row['dp_shard'] * row['cp']}; use a common divisor"
+        f"ep={row['ep']} must divide num_experts={facts.num_experts} and dp_shard x cp "
+        f"x tp={row['dp_shard'] * row['cp'] * row['tp']}; use a common divisor"
     )
 
 
@@ -336,10 +351,11 @@ RULES: tuple[Rule, ...] = (
     Rule(name="schedule", violated=_schedule_violated, violation=_schedule_violation),
     Rule(
         name="zero",
-        violated=lambda t, _: (t.dp_shard > 1) != (t.zero_stage > 0),
+        violated=lambda t, _: ~zero_fits(t.zero_stage, t.dp_shard, t.cp),
         violation=lambda r, _: (
-            f"zero_stage={r['zero_stage']} with dp_shard={r['dp_shard']}: sharding "
-            f"needs dp_shard > 1 and zero_stage 1 to 3; plain replicas are dp_replicate"
+            f"zero_stage={r['zero_stage']} with dp_shard={r['dp_shard']} x cp="
+            f"{r['cp']}: zero_stage 1 to 3 shards over dp_shard x cp > 1, and "
+            f"dp_shard > 1 needs it; plain replicas are dp_replicate"
         ),
     ),
     Rule(name="tp_dims", violated=_tp_dims_violated, violation=_tp_dims_violation),

@@ -57,7 +57,7 @@ def _something_to_shard(case: Case) -> Violation | None:
 
 def _zero(case: Case) -> Violation | None:
     strategy = case.strategy
-    if strategy.mesh.dp_shard * strategy.mesh.cp == 1 or strategy.zero_stage >= 2:
+    if strategy.mesh.shards == 1 or strategy.zero_stage >= 2:
         return None
     return Violation(
         field="zero_stage",

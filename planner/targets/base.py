@@ -74,7 +74,7 @@ def _has_pipeline(case: Case) -> bool:
 def _is_sharded(case: Case) -> bool:
     """True if ZeRO divides anything: cp ranks shard with dp_shard."""
     mesh = case.strategy.mesh
-    return mesh.dp_shard * mesh.cp > 1
+    return mesh.shards > 1
 
 
 def _divides_tensors(case: Case) -> bool:

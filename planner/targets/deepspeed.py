@@ -17,7 +17,7 @@ def _autotp(case: Case) -> Violation | None:
     mesh = strategy.mesh
     if mesh.tp == 1:
         return None
-    if strategy.zero_stage == 3 and mesh.dp_shard * mesh.cp > 1:
+    if strategy.zero_stage == 3 and mesh.shards > 1:
         return Violation(
             field="zero_stage",
             value="3",
@@ -46,7 +46,7 @@ def _autotp(case: Case) -> Violation | None:
 def _shards_over_all(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh = strategy.mesh
-    shards = mesh.dp_shard * mesh.cp
+    shards = mesh.shards
     if mesh.dp_replicate == 1 or shards == 1 or strategy.zero_stage == 0:
         return None
     if strategy.zero_stage == 3 and mesh.tp == mesh.cp == 1:
@@ -103,7 +103,7 @@ def _precision(case: Case) -> Violation | None:
             remedy=f"use {precision.parameter} for both",
         )
     mesh, zero = case.strategy.mesh, case.strategy.zero_stage
-    shards = zero > 0 and mesh.dp_shard * mesh.cp > 1
+    shards = zero > 0 and mesh.shards > 1
     if precision.parameter == "bfloat16" and not shards:
         return Violation(
             field="precision.parameter",

@@ -6,7 +6,7 @@ from planner.schema import Strategy
 from planner.targets.base import Case, Target, Violation
 from planner.targets.layers import StageLayers, layers_of_stages
 from planner.targets.rules import (
-    experts_apart_from_tensors,
+    experts_of_own_tokens,
     no_float8,
     one_recompute,
     ranks_in_order,
@@ -91,7 +91,7 @@ def _rounds(case: Case) -> Violation | None:
 def _optimizer_states(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh = strategy.mesh
-    if mesh.dp_shard * mesh.cp == 1 or strategy.zero_stage <= 1:
+    if mesh.shards == 1 or strategy.zero_stage <= 1:
         return None
     return Violation(
         field="zero_stage",
@@ -188,7 +188,7 @@ TARGETS = (
         rules=(
             _whole_layers,
             one_recompute,
-            experts_apart_from_tensors,
+            experts_of_own_tokens,
             _schedule,
             _virtual_stages,
             _rounds,
@@ -205,7 +205,7 @@ TARGETS = (
             "interleaved 1F1B of microbatches that pp does not divide",
             "recomputation that differs by stage",
             "stages cut inside a layer",
-            "ep together with tp",
+            "ep together with tp, but without sequence parallelism",
             "weights kept in bfloat16, products in float8, states in bfloat16",
             "Adam with weight decay (AdamW has it)",
             "torch.compile, compressed gradients, prefetch depths",

@@ -63,7 +63,7 @@ def _even(case: Case) -> Violation | None:
 def _zero(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh = strategy.mesh
-    if mesh.dp_shard * mesh.cp == 1 or strategy.zero_stage == 0:
+    if mesh.shards == 1 or strategy.zero_stage == 0:
         return None
     if strategy.zero_stage > 1:
         return Violation(

@@ -87,7 +87,7 @@ def _plainer(strategy: Strategy) -> Iterator[Strategy]:
             turned = {flag: not getattr(sharding, flag)}
             yield _with(strategy, sharding=sharding.model_copy(update=turned))
     for zero_stage in (1, 2, 3, 0):
-        if zero_stage != strategy.zero_stage and strategy.mesh.dp_shard > 1:
+        if zero_stage != strategy.zero_stage and strategy.mesh.shards > 1:
             yield _with(strategy, zero_stage=zero_stage)
     if strategy.mesh.pp > 1:
         for schedule in ("1F1B", "Interleaved1F1B", "GPipe"):

@@ -12,7 +12,7 @@ __all__ = [
     "Placement",
     "accelerators_alone",
     "device_resource",
-    "experts_apart_from_tensors",
+    "experts_of_own_tokens",
     "is_cpu",
     "known_resource",
     "no_float8",
@@ -286,21 +286,21 @@ def one_recompute(case: Case) -> Violation | None:
     )
 
 
-def experts_apart_from_tensors(case: Case) -> Violation | None:
-    """Require ep=1 or tp=1.
+def experts_of_own_tokens(case: Case) -> Violation | None:
+    """Require sequence parallelism beside ep and tp.
 
-    Experts of a plan are whole on every tp rank; frameworks split them along tp, or
-    distribute them over tp ranks, too.
+    Experts of a plan are dealt out over tp ranks whole, as in frameworks whose experts
+    have a tensor parallel degree of 1; there each tp rank routes tokens of its own.
     """
     mesh = case.strategy.mesh
-    if mesh.ep == 1 or mesh.tp == 1:
+    if mesh.ep == 1 or mesh.tp == 1 or case.strategy.sharding.sequence_parallel:
         return None
     return Violation(
         field="mesh.ep",
         value=str(mesh.ep),
-        why=f"with tp={mesh.tp} it splits the experts over tp ranks or deals them out "
-        f"to these, and the plan keeps them whole on each",
-        remedy="use ep=1 or tp=1",
+        why=f"with tp={mesh.tp} each tp rank sends tokens of its own to the experts, "
+        f"and the plan's have all tokens",
+        remedy="use sequence_parallel=true, ep=1 or tp=1",
     )
 
 

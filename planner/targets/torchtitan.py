@@ -6,7 +6,7 @@ from planner.schema import Strategy
 from planner.targets.base import Case, Target, Violation
 from planner.targets.layers import layers_of_stages
 from planner.targets.rules import (
-    experts_apart_from_tensors,
+    experts_of_own_tokens,
     no_float8,
     one_recompute,
     ranks_in_order,
@@ -97,7 +97,7 @@ def _whole_layers(case: Case) -> Violation | None:
 def _sharded_weights(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh = strategy.mesh
-    if mesh.dp_shard * mesh.cp == 1 or strategy.zero_stage >= 2:
+    if mesh.shards == 1 or strategy.zero_stage >= 2:
         return None
     return Violation(
         field="zero_stage",
@@ -122,7 +122,7 @@ def _schedule(case: Case) -> Violation | None:
 def _split_backward(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh = strategy.mesh
-    sharded = mesh.dp_shard * mesh.cp > 1 and strategy.zero_stage == 3
+    sharded = mesh.shards > 1 and strategy.zero_stage == 3
     if not sharded or mesh.pp == 1:
         return None
     if not strategy.schedule_spec.splits_backward:
@@ -198,7 +198,7 @@ def _states_as_weights(case: Case) -> Violation | None:
 
 def _replicas_alone(case: Case) -> Violation | None:
     mesh = case.strategy.mesh
-    plain = mesh.dp_replicate > 1 and mesh.dp_shard * mesh.cp == 1
+    plain = mesh.dp_replicate > 1 and mesh.shards == 1
     if not plain or mesh.pp * mesh.tp == 1:
         return None
     return Violation(
@@ -224,7 +224,7 @@ def _sequence_parallel(case: Case) -> Violation | None:
 def _mixed_precision(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh, precision = strategy.mesh, strategy.precision
-    if precision.parameter == precision.compute or mesh.dp_shard * mesh.cp > 1:
+    if precision.parameter == precision.compute or mesh.shards > 1:
         return None
     if mesh.pp * mesh.tp == 1:
         return None
@@ -240,7 +240,7 @@ def _mixed_precision(case: Case) -> Violation | None:
 _RULES = (
     _whole_layers,
     one_recompute,
-    experts_apart_from_tensors,
+    experts_of_own_tokens,
     _sharded_weights,
     _schedule,
     _split_backward,
@@ -259,7 +259,7 @@ _LIMITS = (
     "ZeRO 3 with schedules that split backward",
     "recomputation that differs by stage",
     "stages cut inside a layer, tied weights in a pipeline",
-    "ep together with tp",
+    "ep together with tp, but without sequence parallelism",
     "all-to-all context parallelism",
     "reductions in bfloat16, products in float16 and float8",
     "optimizers but Adam and AdamW",

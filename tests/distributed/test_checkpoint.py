@@ -90,6 +90,8 @@ def ask(pool: Pool, plan: Plan, **options: Any) -> tuple[Any, Any]:
         pytest.param("gpt2", ADAMW, PIPELINE | ZERO2, ZERO3, marks=pytest.mark.further),
         ("gpt2", SGD, {"dp_replicate": 2}, ZBV),
         ("mixtral", ADAMW, {"dp_shard": 4, "ep": 2, "zero_stage": 3}, ZERO2),
+        ("llama", ADAMW, {"cp": 2, "zero_stage": 3}, ZERO2),
+        ("mixtral", ADAMW, {"tp": 2, "ep": 2, "sequence_parallel": True}, ZERO2),
     ],
 )
 def test_another_plan_goes_on_with_the_same_losses(

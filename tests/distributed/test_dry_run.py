@@ -68,6 +68,7 @@ PLANS: dict[str, dict[str, Any]] = {
     },
     "ring": {"cp": 2, "context_algorithm": "ring"},
     "all-to-all": {"cp": 2, "dp_shard": 2, "zero_stage": 2},
+    "ring zero3": {"cp": 2, "zero_stage": 3, "context_algorithm": "ring"},
 }
 
 

@@ -36,6 +36,38 @@ MESHES: dict[str, dict[str, Any]] = {
         "sequence_parallel": True,
         "zero_stage": 3,
     },
+    "over-tp": {"ep": 2, "tp": 2, "sequence_parallel": True},
+    "over-tp-whole-stream": {"ep": 2, "tp": 2},
+    "over-dp-and-tp": {
+        "dp_shard": 2,
+        "ep": 4,
+        "tp": 2,
+        "sequence_parallel": True,
+        "zero_stage": 2,
+    },
+    "over-tp-of-cp": {
+        "cp": 2,
+        "ep": 4,
+        "tp": 2,
+        "sequence_parallel": True,
+        "zero_stage": 3,
+    },
+    "over-tp-hsdp": {
+        "dp_replicate": 2,
+        "dp_shard": 2,
+        "ep": 2,
+        "tp": 2,
+        "sequence_parallel": True,
+        "zero_stage": 3,
+    },
+    "over-tp-1f1b": {
+        "pp": 2,
+        "ep": 2,
+        "tp": 2,
+        "sequence_parallel": True,
+        "num_microbatches": 4,
+        "schedule": "1F1B",
+    },
     "1f1b": {
         "pp": 2,
         "dp_shard": 2,
@@ -64,8 +96,11 @@ FURTHER = {
     "one-expert-each",
     "hsdp",
     "over-cp",
+    "over-tp-whole-stream",
+    "over-tp-hsdp",
 }
 SLOW = {"1f1b", "zero-bubble", "zero2-accumulates", "over-dp-and-cp", "tp"}
+SLOW |= {"over-tp-of-cp", "over-tp-1f1b"}
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,8 @@ CASES = [
     ("llama", False, ZERO3 | {"tp": 2}),
     ("llama", True, PIPELINE | {"tp": 2}),
     ("mixtral", False, {"dp_shard": 2, "ep": 2, "zero_stage": 1}),
+    ("mixtral", False, ZERO3 | {"tp": 2, "ep": 4, "sequence_parallel": True}),
+    ("llama", False, {"cp": 2, "zero_stage": 3}),
     ("mixtral", False, ZERO3),
     ("gpt2", True, {"dp_shard": 2, "zero_stage": 1}),
     ("bert", True, {"tp": 2}),

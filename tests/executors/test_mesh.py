@@ -27,7 +27,11 @@ def test_experts_are_dealt_out_over_shards() -> None:
     mesh = Mesh(dp_shard=4, cp=2, ep=4)
     degrees = communication_degrees(Strategy(mesh=mesh, zero_stage=1))
     assert (degrees["expert_shard"], degrees["ep"]) == (2, 4)
-    with pytest.raises(StrategyError, match="ep=3 does not divide the 8 ranks"):
+    over_tp = communication_degrees(
+        Strategy(mesh=Mesh(dp_shard=2, tp=4, ep=4), zero_stage=1)
+    )
+    assert (over_tp["expert_shard"], over_tp["ep"], over_tp["shard"]) == (2, 4, 2)
+    with pytest.raises(StrategyError, match="ep=3 does not divide 8, the ranks"):
         communication_degrees(
             Strategy(mesh=mesh.model_copy(update={"ep": 3}), zero_stage=1)
         )

@@ -24,13 +24,18 @@ def sharding(**fields: object) -> TensorSharding:
     return TensorSharding.model_validate({"patterns": patterns, **fields})
 
 
-def _experts(zero_stage: int) -> Plan:
+def _experts(zero_stage: int, **mesh: int) -> Plan:
     """Plan of a model of 48 layers and 128 experts."""
+    apart = {"model.layers.*.mlp.experts": "experts"}
+    split = TensorSharding.model_validate({"patterns": apart})
+    if "tp" in mesh:
+        split = sharding(sequence_parallel=True)
+        split = split.model_copy(update={"patterns": {**split.patterns, **apart}})
     plan = make_plan(
         ((2, 8),),
-        mesh={"dp_replicate": 2, "dp_shard": 8, "ep": 4},
+        mesh=mesh,
         zero_stage=zero_stage,
-        sharding=TensorSharding(patterns={"model.layers.*.mlp.experts": "experts"}),
+        sharding=split,
         name="qwen3-30b-a3b",
     )
     layers = tuple(f"model.layers.{index}" for index in range(48))
@@ -67,12 +72,16 @@ def framework_plans(zero_stage: int) -> dict[str, Plan]:
             recompute="selective",
             optimizer=Optimizer(weight_decay=0.1),
         ),
-        "experts": _experts(zero_stage),
+        "experts": _experts(zero_stage, dp_replicate=2, dp_shard=8, ep=4),
+        "experts over tp": _experts(zero_stage, dp_shard=4, tp=4, ep=8),
         "ring": make_plan(
             mesh={"dp_shard": 2, "cp": 2, "tp": 2},
             zero_stage=zero_stage,
             context_algorithm="ring",
             sharding=sharding(sequence_parallel=True),
+        ),
+        "one sample": make_plan(
+            mesh={"cp": 8}, zero_stage=zero_stage, context_algorithm="ring"
         ),
         "one": make_plan(((1, 1),), precision=Precision(compute="float32")),
     }

@@ -140,7 +140,10 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "num_microbatches=6",
     ),
-    "ep and tp": ({"mesh": {"dp_shard": 4, "tp": 2, "ep": 4}, "zero_stage": 1}, "ep=4"),
+    "ep and tp of whole sequences": (
+        {"mesh": {"dp_shard": 4, "tp": 2, "ep": 4}, "zero_stage": 1},
+        "use sequence_parallel=true",
+    ),
     "weights": (
         {"precision": Precision(parameter="bfloat16")},
         "precision.parameter=bfloat16",

@@ -152,7 +152,10 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"mesh": {"dp_shard": 4, "cp": 2}, "zero_stage": 3},
         "context_algorithm=all_to_all",
     ),
-    "ep and tp": ({"mesh": {"dp_shard": 4, "tp": 2, "ep": 4}, "zero_stage": 3}, "ep=4"),
+    "ep and tp of whole sequences": (
+        {"mesh": {"dp_shard": 4, "tp": 2, "ep": 4}, "zero_stage": 3},
+        "use sequence_parallel=true",
+    ),
     "sgd": ({**_SHARDED, "optimizer": Optimizer(name="SGD")}, "optimizer.name=SGD"),
     "float8": (
         {**_SHARDED, "precision": Precision(compute="float8")},

@@ -107,6 +107,14 @@ def test_layouts(layout: str, cut: tuple[int, ...], virtual: int) -> None:
         ("--pipeline-model-parallel-layout 'Ex|L'", "has 'x'; it is made of E, t"),
         ("loose", "'loose' belongs to no flag"),
         (
+            "--expert-model-parallel-size 2",
+            "--expert-tensor-parallel-size left out, which is tp, with tp=2",
+        ),
+        (
+            "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1",
+            "does not divide what is sharded, 4 ranks with tp",
+        ),
+        (
             "--num-virtual-stages-per-pipeline-rank 2 "
             "--num-layers-per-virtual-pipeline-stage 2",
             "both cut the model",
@@ -230,3 +238,23 @@ def test_yaml_makes_no_objects() -> None:
         PlanFileError, match=r"not YAML \(line 1\): could not determine"
     ):
         accelerate("distributed_type: !!python/object/apply:os.system ['true']\n")
+
+
+def test_context_parallel_ranks_shard_without_data_parallelism() -> None:
+    one = BASE + "--context-parallel-size 2 "
+    strategy = megatron(one).strategy
+    assert (strategy.mesh.dp_shard, strategy.mesh.cp, strategy.zero_stage) == (1, 2, 1)
+    found = deepspeed(
+        4,
+        train_batch_size=1,
+        train_micro_batch_size_per_gpu=1,
+        sequence_parallel_size=4,
+        zero_optimization={"stage": 3},
+    ).strategy
+    assert (found.mesh.dp_shard, found.mesh.cp, found.zero_stage) == (1, 4, 3)
+
+
+def test_experts_of_megatron_go_over_tp_ranks() -> None:
+    flags = "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1"
+    mesh = megatron(BASE + flags).strategy.mesh
+    assert (mesh.tp, mesh.dp_shard, mesh.ep, mesh.expert_shards) == (2, 2, 4, 1)

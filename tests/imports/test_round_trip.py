@@ -46,7 +46,7 @@ def _said(strategy: Any, left: set[str]) -> dict[str, Any]:
     data["sharding"] = data["sharding"]["sequence_parallel"]
     if strategy.mesh.cp == 1:
         data["context_algorithm"] = None
-    if strategy.mesh.dp_shard == 1:
+    if strategy.mesh.shards == 1:
         data["zero_stage"] = None
     for key in ("device_ranges", "semantics", *left):
         data.pop(key, None)

@@ -107,6 +107,8 @@ def test_a_v_has_two_stages_a_rank(schedule: Schedule) -> None:
     ("changes", "said"),
     [
         ({"mesh": Mesh(dp_shard=2, ep=2)}, "ep=2 with zero_stage=0"),
+        ({"mesh": Mesh(cp=2, tp=2, ep=2)}, "ep=2 with zero_stage=0"),
+        ({"mesh": Mesh(tp=2, ep=2)}, "style 'experts'"),
         ({"mesh": Mesh(dp_shard=2, ep=2), "zero_stage": 3}, "style 'experts'"),
         ({"gradient_compression": "powersgd"}, "semantics=exact"),
         (

@@ -70,6 +70,17 @@ def every_row(facts: Facts, count: int) -> set[tuple[int, ...]]:
     return {tuple(r.values()) for r in table[legal(table, facts)].rows()}
 
 
+def test_zero_shards_over_cp_alone_where_one_sample_is_all_there_is() -> None:
+    facts = replace(FACTS, global_batch=1)
+    rows = [
+        row
+        for table in enumerate_strategies(facts, num_devices=4, pins={"cp": 4})
+        for row in table.rows()
+    ]
+    assert {(row["dp_shard"], row["cp"]) for row in rows} == {(1, 4)}
+    assert {row["zero_stage"] for row in rows} == {0, 1, 2, 3}
+
+
 def found(facts: Facts, **options: Any) -> list[tuple[int, ...]]:
     tables = enumerate_strategies(facts, **options)
     return [tuple(r.values()) for table in tables for r in table.rows()]

@@ -136,7 +136,7 @@ def test_the_target_rule_is_the_executors(values: dict[str, int]) -> None:
         ({"pp": 4, "schedule": 1}, {}, "num_microbatches=1 is below the 4 stages"),
         ({"schedule": 1}, {}, "needs pp > 1"),
         ({"dp_shard": 4}, {}, "zero_stage=0 with dp_shard=4"),
-        ({"zero_stage": 2}, {}, "zero_stage=2 with dp_shard=1"),
+        ({"zero_stage": 2}, {}, "zero_stage=2 with dp_shard=1 x cp=1"),
         ({"tp": 2}, {"has_sharding": False}, "no module of the model could be split"),
         (
             {"tp": 2},
@@ -172,7 +172,7 @@ def test_the_target_rule_is_the_executors(values: dict[str, int]) -> None:
         ({"cp": 2}, {"seq_len": None}, "no sequence to divide"),
         ({"cp": 3}, {}, "does not divide seq_len=64"),
         ({"ep": 2}, {"num_experts": 0}, "no experts"),
-        ({"ep": 2}, {}, "must divide num_experts=4 and dp_shard x cp=1"),
+        ({"ep": 2}, {}, "must divide num_experts=4 and dp_shard x cp x tp=1"),
         (
             {"cp": 2, "num_microbatches": 16},
             {"target": "meshwright", "attention": None},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from planner.plugins import load_object
 from planner.schema import GradientCompression
@@ -27,6 +27,7 @@ __all__ = [
     "ReplicaPricing",
     "ReplicaRows",
     "ReplicaTraffic",
+    "expert_spread",
     "replica_pricing",
     "seconds_in_pieces",
     "weight_bytes",
@@ -53,7 +54,7 @@ class ReplicaRows:
         trained: Those of them that have a gradient.
         experts: Part of ``scalars`` that ep divides: fewer ranks hold copies of them.
         trained_experts: Part of ``trained`` that ep divides.
-        ep: Expert parallel degree.
+        ep: Expert parallel degree; likewise tp, over whose ranks it goes first.
         units: Groups of parameters that are gathered or reduced together.
         zero_stage: 0 to 3.
         shards: Ranks that ZeRO divides a copy over.
@@ -87,6 +88,7 @@ class ReplicaRows:
     experts: Array = field(default_factory=_nothing)
     trained_experts: Array = field(default_factory=_nothing)
     ep: Index = field(default_factory=_one)
+    tp: Index = field(default_factory=_one)
     shards: Index = field(default_factory=_one)
     copies: Index = field(default_factory=_one)
     compression: GradientCompression = "none"
@@ -202,9 +204,19 @@ def seconds_in_pieces(lines: Array, size: Array) -> Array:
     return np.asarray(found.min(axis=1))
 
 
+def expert_spread(ep: ArrayLike, tp: ArrayLike) -> Array:
+    """Ranks of data parallelism over which experts are dealt out; 1 where they are not.
+
+    As many of ep's ranks as tp has lie side by side and share a sequence: where tp has
+    more, several of these hold the same experts, and it is less than 1.
+    """
+    ways = np.asarray(ep, dtype=np.float64)
+    return np.where(ways > 1, ways / np.asarray(tp), 1.0)
+
+
 def weight_bytes(rows: ReplicaRows, context: PricingContext) -> Array:
     """Bytes of the trained weights that a device keeps. Shape [n]."""
-    few = np.maximum(rows.shards / rows.ep, 1.0)
+    few = np.maximum(rows.shards / expert_spread(rows.ep, rows.tp), 1.0)
     dense = (rows.trained - rows.trained_experts) / rows.shards
     size = dtype_bytes(context.precision.parameter)
     return np.asarray((dense + rows.trained_experts / few) * size)

@@ -27,7 +27,12 @@ from numpy.typing import NDArray
 
 from planner.cost.context import PricingContext
 from planner.cost.recipes import Recipe
-from planner.cost.replicas import ReplicaBytes, ReplicaRows, ReplicaTraffic
+from planner.cost.replicas import (
+    ReplicaBytes,
+    ReplicaRows,
+    ReplicaTraffic,
+    expert_spread,
+)
 from planner.cost.replicas.codecs import compressed_bytes, compressed_traffic
 from planner.cost.table.rows import plain
 from planner.cost.traffic.collectives import ReplicaGroups
@@ -200,7 +205,7 @@ class _Copies(NamedTuple):
     """Scalars by what is done to keep their copies alike. Shapes [n].
 
     Ranks with other experts share none: of ``ways`` ranks that ZeRO shards over,
-    ``ways / ep`` hold an expert.
+    and tp as many, ``ways tp / ep`` hold an expert.
 
     Attributes:
         sharded: Gathered from several ranks.
@@ -221,8 +226,9 @@ class _Copies(NamedTuple):
 def _copies(rows: ReplicaRows, groups: ReplicaGroups) -> _Copies:
     """Count scalars by the groups that hold copies of them."""
     n, r = groups.shard.size, groups.replicate.size
-    few = np.maximum(n / rows.ep, 1.0)
-    copies = r * n / (few * rows.ep)
+    spread = expert_spread(rows.ep, rows.tp)
+    few = np.maximum(n / spread, 1.0)
+    copies = r * n / (few * spread)
     dense, trained = rows.scalars - rows.experts, rows.trained - rows.trained_experts
     experts, fewer = rows.experts * (few > 1), rows.trained_experts * (few > 1)
     own, shared = trained / n * (r > 1), rows.trained_experts / few * (copies > 1)

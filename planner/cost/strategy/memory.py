@@ -158,7 +158,7 @@ def strategy_memory(
         first_trained=costs.reduced_last[0],
         alone_bytes=[*costs.alone_bytes[:, stages.recompute[0], 0]],
         replicas=mesh.dp_replicate,
-        shards=mesh.dp_shard * mesh.cp,
+        shards=mesh.shards,
         zero_stage=strategy.zero_stage,
         pp=stages.pp,
         num_microbatches=strategy.num_microbatches,

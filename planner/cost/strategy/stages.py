@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from planner.cost.context import PricingContext
 from planner.cost.kernels.roofline import copy_seconds, optimizer_seconds
-from planner.cost.replicas import ReplicaRows
+from planner.cost.replicas import ReplicaRows, expert_spread
 from planner.cost.traffic.collectives import TP_KINDS, ReplicaGroups
 from planner.cost.units import UnitCosts
 from planner.errors import StrategyError
@@ -160,7 +160,14 @@ class Stages:
     def ways(self) -> int:
         """Devices that share one copy of the weights."""
         mesh = self.strategy.mesh
-        return mesh.dp_shard * mesh.cp if self.strategy.zero_stage else 1
+        return mesh.shards if self.strategy.zero_stage else 1
+
+    @property
+    def _experts_left(self) -> float:
+        """Share of a device's experts that ZeRO leaves on it."""
+        mesh = self.strategy.mesh
+        spread = float(expert_spread(mesh.ep, mesh.tp))
+        return spread / max(self.ways, spread)
 
     @cached_property
     def order(self) -> ActionTable | None:
@@ -197,8 +204,8 @@ class Stages:
     @cached_property
     def parameters(self) -> ParameterShards:
         """Scalars of weights on each pp rank."""
-        costs, ways, ep = self.costs, self.ways, self.strategy.mesh.ep
-        left = ep / max(ways, ep)
+        costs, ways = self.costs, self.ways
+        left = self._experts_left
         units = (
             costs.dense_parameters[0],
             costs.expert_parameters[0],
@@ -283,6 +290,7 @@ class Stages:
             experts=self.parameters.experts,
             trained_experts=self.parameters.trained_experts,
             ep=full(mesh.ep),
+            tp=full(mesh.tp),
             units=self.of_ranks(np.diff(self.bounds).astype(float)),
             zero_stage=full(strategy.zero_stage),
             shards=full(self.ways),
@@ -433,8 +441,8 @@ class Stages:
         # Selective recomputation keeps attention, and not what it was sent.
         light = self.context.recipe.selective == "light"
         resent = anything if light else everything
-        size, ep = self.context.scalar_bytes.stored, self.strategy.mesh.ep
-        shards = summed / self.ways + experts * ep / max(self.ways, ep)
+        size = self.context.scalar_bytes.stored
+        shards = summed / self.ways + experts * self._experts_left
         passed = np.zeros(len(self.rank))
         if self.strategy.context_algorithm == "ring":
             passed = self.sums(costs.cp_bytes[0])

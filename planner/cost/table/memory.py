@@ -444,8 +444,9 @@ def _fill(
             of.keeps_graph,
         )
         ways = rows.dp_shard[row] * rows.cp[row] if zero > 0 else 1
-        # All of dp_shard x cp share a copy, of experts at most their part of it.
-        left = ep / max(ways, ep)
+        # All of dp_shard x cp share a copy, of experts at most their part of it and tp.
+        spread = ep / rows.tp[row] if ep > 1 else 1.0
+        left = spread / max(ways, spread)
         replicas, shards_of = rows.dp_replicate[row], rows.dp_shard[row] * rows.cp[row]
         fullest, over = 0.0, -np.inf
         for place in range(min(pp, 3)):

@@ -416,7 +416,7 @@ class Orders:
     def layer_lines(self, combos: Combinations) -> LayerLines:
         """Lines of the collectives inside layers, each combination in its order."""
         context, order = self.context, combos.orders
-        strides = combos.strides(experts_on_shards=context.recipe.experts_on_shards)
+        strides = combos.strides()
         wait_s = combos.tp_waits_s(self.lengths[order], self.core_waits_s[order])
         tp, cp, ep = (self.groups(degree, stride, order) for degree, stride in strides)
         known = context.cluster.document.collectives

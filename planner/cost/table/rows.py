@@ -31,6 +31,7 @@ class Columns(NamedTuple):
     dp_replicate: Index
     dp_shard: Index
     cp: Index
+    tp: Index
     ep: Index
     zero_stage: Index
     schedule: Index

@@ -132,6 +132,7 @@ def _replica_rows(
         experts=expert[rows.pair],
         trained_experts=trained_experts[rows.pair],
         ep=rows.ep,
+        tp=rows.tp,
         units=np.maximum(1.0, len(context.graph.units) / rows.pp),
         zero_stage=rows.zero_stage,
         shards=np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1),

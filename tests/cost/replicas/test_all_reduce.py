@@ -151,6 +151,15 @@ def test_ranks_with_other_experts_share_no_copies(ep: int, few: int) -> None:
     assert found.sent_bytes == pytest.approx((2 + 4) * away + mirrored)
 
 
+def test_experts_over_tp_ranks_have_as_many_more_copies() -> None:
+    experts = {name: np.array([6e8]) for name in ("experts", "trained_experts")}
+    two, four = (
+        traffic(2, replicas=2, ep=np.array([ep]), tp=np.array([tp]), **experts)
+        for ep, tp in ((2, 1), (4, 2))
+    )
+    assert four == two
+
+
 def test_cpu_processes_hide_nothing_and_pay_for_each_call() -> None:
     recipe = Recipe(name="cpu", overlap=1.0, collective_overhead_s=1e-3)
     found = traffic(2, recipe=recipe, on_gpu=False)
