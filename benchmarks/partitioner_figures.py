@@ -26,6 +26,7 @@ _COLOURS = {
     "anneal": "#cc79a7",
     "beam": "#e69f00",
     "metis": "#56b4e9",
+    "dtfm": "#f0e442",
     "expert": "#9a9a9a",
     "random": "#c7c7c7",
 }

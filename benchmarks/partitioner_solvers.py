@@ -51,7 +51,10 @@ Solver = Callable[[Request], Sequence[SearchResult]]
 #: The learned partitioner without one of its parts.
 ABLATIONS = ("learned:no-graphs", "learned:no-refinement", "learned:no-learning")
 #: Columns of tables; partitioners registered besides come after.
-_FIRST = ("learned", "auto", "exhaustive", "evolutionary", "anneal", "beam", "metis")
+_FIRST = (
+    *("learned", "auto", "exhaustive", "evolutionary", "anneal", "beam"),
+    *("metis", "dtfm"),
+)
 #: An answer is in time up to so many budgets and so many seconds on top.
 _GRACE, _GRACE_S = 1.5, 0.2
 #: One that has not ended by then is stopped, as others wait for it.

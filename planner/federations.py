@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,6 +49,11 @@ _QUICK, _QUICK_BUDGET = "learned", 8
 #: Rounds in which the batch is divided anew by the members' planned steps, unless the
 #: fastest waits for less than this share of a step.
 _ROUNDS, _EVEN = 3, 0.04
+#: Most moves of samples from the slowest member to a faster one; members that are tried
+#: as the faster one in each, and numbers of samples.
+_MOVES, _TAKERS, _TRIED = 8, 2, 4
+#: Power of two above which a share is as good as any that it divides.
+_EVEN_SHARE = 32
 #: Divisions are planned whose estimate is within this factor of the best.
 _WITHIN = 1.1
 #: Parts of the batch for each member, at least, if the batch has so many.
@@ -188,7 +194,7 @@ def federate_graph(
     planner = FleetPlanner(graph=graph, fleet=fleet, options=options, exchange=exchange)
     if members is not None:
         given = _read_members(fleet, members)
-        found, segments = [planner.balanced(given, None)], 0
+        found, segments = [planner.evened(planner.balanced(given, None))], 0
     else:
         found, segments = plan_divisions(planner, most_members)
     best, *others = found
@@ -295,6 +301,39 @@ class FleetPlanner:
         assert best is not None
         return best
 
+    def evened(self, found: PlannedDivision) -> PlannedDivision:
+        """Move samples from the slowest member to faster ones as long as that helps.
+
+        Rates change with the share, because microbatches must divide it: what is
+        divided by rates may leave members waiting.
+
+        Args:
+            found: A division with plans of its members.
+        """
+        for _ in range(_MOVES if len(found.plans) > 1 else 0):
+            better = next(
+                (
+                    one
+                    for sizes in _moved_shares(found.plans)
+                    if (one := self._within(found, sizes)) is not None
+                ),
+                None,
+            )
+            if better is None:
+                break
+            found = better
+        return found
+
+    def _within(
+        self, found: PlannedDivision, sizes: Sequence[int]
+    ) -> PlannedDivision | None:
+        """Plan a division with other shares; None if its step is no shorter."""
+        try:
+            made = self.planned(found.devices, sizes)
+        except NoFeasiblePlanError:
+            return None
+        return made if made.step_time_s < found.step_time_s * (1 - 1e-9) else None
+
     def with_plans(
         self, found: PlannedDivision, partitioner: str | Sequence[str]
     ) -> PlannedDivision:
@@ -367,7 +406,9 @@ def plan_divisions(
         estimated = divide(pricer, period=period, most=members, seed=options.seed)
         found |= _plan_best(planner, pricer, estimated)
     planned = sorted(found.values(), key=lambda one: one.step_time_s)
-    return planned or [_whole(planner)], len(pricer)
+    if not planned:
+        return [_whole(planner)], len(pricer)
+    return [planner.evened(planned[0]), *planned[1:]], len(pricer)
 
 
 def _plan_best(
@@ -439,6 +480,35 @@ def _share(batch: int, rates: Sequence[float]) -> list[int]:
     found = [size * part for size in sizes]
     found[fastest] += batch - parts * part
     return found
+
+
+def _moved_shares(plans: Sequence[Plan]) -> Iterator[list[int]]:
+    """Yield shares in which the slowest member gives samples to one that waits.
+
+    It gives about as many as make the two equally long by their rates: those numbers
+    first after which large powers of two divide both shares, so that microbatches do.
+    """
+    sizes = [plan.workload.global_batch for plan in plans]
+    seconds = [plan.prediction.step_time_s for plan in plans]
+    slow = max(range(len(plans)), key=seconds.__getitem__)
+    for fast in sorted(range(len(plans)), key=seconds.__getitem__)[:_TAKERS]:
+        if fast == slow:
+            continue
+        each = seconds[slow] / sizes[slow] + seconds[fast] / sizes[fast]
+        even = (seconds[slow] - seconds[fast]) / each
+        last = min(math.ceil(1.25 * even), sizes[slow] - 1)
+        amounts = range(max(1, int(even / 2)), last + 1)
+
+        def odd(amount: int, fast: int = fast, even: float = even) -> tuple[int, float]:
+            shares = (sizes[slow] - amount, sizes[fast] + amount)
+            twos = sum(min(one & -one, _EVEN_SHARE).bit_length() for one in shares)
+            return -twos, abs(amount - even)
+
+        for amount in sorted(amounts, key=odd)[:_TRIED]:
+            moved = list(sizes)
+            moved[slow] -= amount
+            moved[fast] += amount
+            yield moved
 
 
 def _read_members(

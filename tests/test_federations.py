@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from planner.errors import (
     TopologyError,
     UnknownNameError,
 )
-from planner.federations import _share
+from planner.federations import FleetPlanner, _moved_shares, _share
+from planner.request import PlanOptions
 from planner.schema.cluster import ClusterDocument
 from tests.plans import gpt2_graph
 
@@ -165,3 +167,54 @@ def test_the_entrance_is_a_function_each_time() -> None:
 
     assert callable(planner.federate)
     assert planner.federate is planner.federations.federate
+
+
+def test_members_that_wait_take_samples_of_the_slowest() -> None:
+    """From equal shares on unlike PCs; the batch stays as it is."""
+    planner = FleetPlanner(
+        graph=gpt2_graph(),
+        fleet=fleet(UNLIKE, [1000, 5000, 10000]),
+        options=PlanOptions(global_batch=66),
+        exchange=None,
+    )
+    equal = planner.planned(((0,), (1,), (2,)), (22, 22, 22))
+    found = planner.evened(equal)
+    sizes = [plan.workload.global_batch for plan in found.plans]
+    assert sum(sizes) == 66
+    assert sizes[0] > sizes[2] > sizes[1]
+    assert found.devices == equal.devices
+    slowest, before = (
+        max(plan.prediction.step_time_s for plan in one.plans) for one in (found, equal)
+    )
+    assert slowest < 0.7 * before
+    assert planner.evened(found).step_time_s == found.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "first"),
+    [
+        # 4.8 samples less make both 1.6 s; 4 leave shares that 4 divides.
+        ((8, 8), (4.0, 1.0), (4, 12)),
+        # 28 make both 2.25 s; 24 leave 40 and 32.
+        ((64, 8), (4.0, 0.5), (40, 32)),
+        # The fastest is asked first; 12 make both 2.5 s, 8 leave 24 and 16.
+        ((32, 8, 8), (4.0, 1.0, 2.0), (24, 16, 8)),
+        # The last sample stays; where nobody waits, nothing moves.
+        ((1, 8), (4.0, 1.0), None),
+    ],
+)
+def test_samples_that_are_moved_make_two_members_equally_long(
+    sizes: tuple[int, ...],
+    seconds: tuple[float, ...],
+    first: tuple[int, ...] | None,
+) -> None:
+    plans: list[Any] = [
+        SimpleNamespace(
+            workload=SimpleNamespace(global_batch=size),
+            prediction=SimpleNamespace(step_time_s=one),
+        )
+        for size, one in zip(sizes, seconds, strict=True)
+    ]
+    found = [tuple(one) for one in _moved_shares(plans)]
+    assert (found or [None])[0] == first
+    assert all(sum(one) == sum(sizes) and min(one) > 0 for one in found)

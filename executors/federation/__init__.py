@@ -7,8 +7,10 @@ who own the same weights::
     run           train as one process of a member
     exchange      agreement on who exchanges, and the rings in which they do
     weights       which rank of a member holds and exchanges which weight
+    saving        checkpoints of members
 """
 
 from executors.federation.run import FederationResult, run_federation
+from executors.federation.saving import require_exchange
 
-__all__ = ["FederationResult", "run_federation"]
+__all__ = ["FederationResult", "require_exchange", "run_federation"]

@@ -129,7 +129,7 @@ class MemberExchange:
         membership: Membership | None,
         timeout_s: float,
     ) -> None:
-        self._place, self._weights = place, weights
+        self._place, self.weights = place, weights
         self._store, self._own = _clone(store), _clone(own)
         self._membership, self._timeout_s = membership, timeout_s
         self._orders = 0
@@ -139,6 +139,8 @@ class MemberExchange:
         self._attempts = 0
         self._ended: dict[int, float] = {}
         self._token = uuid.uuid4().hex
+        #: Members that took part in the last exchange.
+        self.members: tuple[int, ...] = (place.member,)
         #: Bytes that this process sent in exchanges so far.
         self.sent_bytes = 0
         if place.leads:
@@ -175,7 +177,7 @@ class MemberExchange:
     def _take_state(
         self, order: Mapping[str, Any], kinds: Sequence[str]
     ) -> dict[str, Values]:
-        like = self._weights.whole(local_part)
+        like = self.weights.whole(local_part)
         kept: dict[str, Values] = {}
         for kind in kinds:
             none = {name: torch.zeros_like(_bits(one)) for name, one in like.items()}
@@ -294,6 +296,7 @@ class MemberExchange:
         share = shares[self._place.member]
         scaled = {one: value * share for one, value in values.items()}
         if len(members) == 1:
+            self.members = members
             return scaled
         rings = self._rings
         if rings is None or (rings.name, rings.members) != (name, members):
@@ -304,6 +307,7 @@ class MemberExchange:
             self.sent_bytes += _sent(rings) - before
             # Only rings in which all went well are used again.
             self._rings = rings
+            self.members = members
         return found
 
     def _connect(self, members: tuple[int, ...], name: int) -> _Rings:
@@ -324,9 +328,9 @@ class MemberExchange:
     def _owners(self, member: int) -> dict[str, int]:
         """Rank that owns each weight in a member."""
         if member == self._place.member:
-            return self._weights.owners
+            return self.weights.owners
         text = str(self._store.get(f"owners/{member}"), "utf-8")
-        return dict(zip(self._weights.names, json.loads(text), strict=True))
+        return dict(zip(self.weights.names, json.loads(text), strict=True))
 
     def _around(self, rings: _Rings, values: Values) -> Values:
         """Add up values around all rings at once."""

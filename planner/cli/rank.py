@@ -116,6 +116,17 @@ def train_member(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         seed=arguments["seed"],
         force=arguments["force"],
         rank_timeout_s=arguments["rank_timeout_s"],
+        eval_data=arguments["eval_data"],
+        evaluate_every=arguments["evaluate_every"],
+        checkpoint_dir=arguments["checkpoint_dir"],
+        checkpoint_every=arguments["checkpoint_every"],
+        resume=arguments["resume"],
+        keep_checkpoints=arguments["keep_checkpoints"],
+        background_checkpoints=arguments["background_checkpoints"],
+        init_from=arguments["init_from"],
+        allow_missing_weights=arguments["allow_missing_weights"],
+        save_hf=arguments["save_hf"],
+        save_dtype=arguments["save_dtype"],
         on_step=lambda report: emit({"step": report.step, "loss": report.loss}),
     )
     return asdict(result)

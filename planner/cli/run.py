@@ -198,9 +198,9 @@ class RunCommand:
             "allow_remote_code": self.allow_remote_code,
             "force": self.force,
             "rank_timeout_s": self.rank_timeout_s,
-            **self._checkpoints(),
-            **self._weights(),
-            **self._evaluation(),
+            **self.checkpoints(),
+            **self.weights(),
+            **self.evaluation(),
             "document_separator": self.document_separator,
             "lr_schedule": self.lr_schedule,
             "warm_up_steps": self.warm_up_steps,
@@ -219,7 +219,7 @@ class RunCommand:
         if os.environ["RANK"] == "0":
             self._report(plan, result)
 
-    def _checkpoints(self) -> dict[str, Any]:
+    def checkpoints(self) -> dict[str, Any]:
         """Options of checkpoints as :func:`executors.run` takes them.
 
         Raises:
@@ -244,7 +244,7 @@ class RunCommand:
             "background_checkpoints": self.background_checkpoints,
         }
 
-    def _evaluation(self) -> dict[str, Any]:
+    def evaluation(self) -> dict[str, Any]:
         """Options of evaluation as the ranks take them.
 
         Raises:
@@ -262,7 +262,7 @@ class RunCommand:
             "evaluate_every": every,
         }
 
-    def _weights(self) -> dict[str, Any]:
+    def weights(self) -> dict[str, Any]:
         """Options of weights as :func:`executors.run` takes them.
 
         Raises:

@@ -99,12 +99,6 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
         ("--measurement", options.measurement, "measure a member's own plan"),
         ("--check-first-step", options.check_first_step, "check a member's own plan"),
         ("--check-replicas-every", options.check_replicas_every, "leave it out"),
-        ("--checkpoint-dir", options.checkpoint_dir, "members are each other's"),
-        ("--checkpoint-every", options.checkpoint_every, "members are each other's"),
-        ("--resume", options.resume, "members are each other's checkpoint"),
-        ("--init-from", options.init_from, "members begin at random"),
-        ("--save-hf", options.save_hf, "a federation saves no weights yet"),
-        ("--eval-data", options.eval_data, "a federation evaluates nothing yet"),
         (
             "--document-separator",
             options.document_separator is not None,
@@ -136,6 +130,7 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
             raise ExecutionError(
                 f"{member.name} cannot be run: {member.plan.not_runnable[0]}"
             )
+    _check_steps(options, federation)
     plan = federation.members[0].plan
     ref = model_of_plan(plan, options.plan, options.model)
     if options.allow_remote_code and options.model is None:
@@ -143,16 +138,11 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
             f"--allow-remote-code without --model; name whose code may run: "
             f"--model {ref}"
         )
-    if options.data is not None:
-        from executors.data import require_data
+    for file in (options.data, options.eval_data):
+        if file is not None:
+            from executors.data import require_data
 
-        require_data(options.data, plan.workload)
-    period = federation.exchange.period
-    if len(federation.members) > 1 and options.steps % period:
-        note(
-            f"{options.steps} steps are no multiple of the period of {period}: members "
-            f"differ at the end"
-        )
+            require_data(file, plan.workload)
     return {
         "federation": federation.to_json(),
         "model": ref,
@@ -162,7 +152,25 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
         "force": options.force,
         "allow_remote_code": options.allow_remote_code,
         "rank_timeout_s": options.rank_timeout_s,
+        **options.checkpoints(),
+        **options.weights(),
+        **options.evaluation(),
     }
+
+
+def _check_steps(options: RunCommand, federation: Federation) -> None:
+    """Refuse steps behind which members are not equal, before a process is started.
+
+    Raises:
+        ExecutionError: If evaluations or checkpoints would fall between exchanges.
+    """
+    from executors.federation import require_exchange
+
+    require_exchange(federation, "--evaluate-every", options.evaluate_every)
+    if options.checkpoint_dir is not None:
+        every = options.checkpoint_every
+        require_exchange(federation, "--checkpoint-every", every)
+        require_exchange(federation, "--steps", options.steps, "with checkpoints")
 
 
 def _report(
@@ -176,16 +184,21 @@ def _report(
         for number in range(len(federation.members))
     ]
     found = [
-        _of_member(federation, number, mine) for number, mine in enumerate(by_member)
+        _of_member(federation, number, mine, options.steps)
+        for number, mine in enumerate(by_member)
     ]
+    evaluations = _evaluations(federation, by_member)
     if options.json:
-        emit_json({"members": found})
+        emit_json({"members": found, "evaluations": evaluations})
         return
     there = [
         (member.plan.workload.global_batch, one["losses"])
         for member, one in zip(federation.members, found, strict=True)
         if one["losses"]
     ]
+    if not there:
+        emit_text(f"nothing to do: {options.steps} steps were done before")
+        return
     total = sum(size for size, _ in there)
     first = sum(size * losses[0] for size, losses in there) / total
     last = sum(size * losses[-1] for size, losses in there) / total
@@ -193,6 +206,8 @@ def _report(
         f"loss {first:.4f} -> {last:.4f} in {options.steps} steps on "
         f"{len(federation.processes)} processes of {_members(federation)}"
     )
+    for step, loss in evaluations:
+        emit_text(f"evaluation after step {step}: loss {loss:.4f}")
     emit_table(
         ("", "loss", "step", "predicted", "exchange", "predicted", "sent", "predicted"),
         [_cells(federation, number, one) for number, one in enumerate(found)],
@@ -200,8 +215,21 @@ def _report(
     )
 
 
+def _evaluations(
+    federation: Federation, by_member: Sequence[Sequence[Mapping[str, Any]]]
+) -> list[tuple[int, float]]:
+    """Mean losses over the members that were there, by their samples."""
+    sums: dict[int, tuple[float, int]] = {}
+    for member, mine in zip(federation.members, by_member, strict=True):
+        size = member.plan.workload.global_batch
+        for step, loss in mine[0]["evaluations"] if mine else ():
+            total, samples = sums.get(step, (0.0, 0))
+            sums[step] = (total + size * loss, samples + size)
+    return [(step, total / samples) for step, (total, samples) in sorted(sums.items())]
+
+
 def _of_member(
-    federation: Federation, number: int, mine: Sequence[Mapping[str, Any]]
+    federation: Federation, number: int, mine: Sequence[Mapping[str, Any]], steps: int
 ) -> dict[str, Any]:
     """Results of a member's processes as one."""
     name = federation.members[number].name
@@ -212,7 +240,7 @@ def _of_member(
     plain = [
         seconds
         for step, seconds in enumerate(times, one["first_step"])
-        if (step + 1) % period or len(federation.members) == 1
+        if len(federation.members) == 1 or ((step + 1) % period and step + 1 != steps)
     ]
     exchanges = one["exchange_times_s"]
     return {

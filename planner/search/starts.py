@@ -14,12 +14,12 @@ from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.search.base import Request, scores_of
 from planner.search.campaign import Campaign
-from planner.search.dtfm import Communication, memetic_search
+from planner.search.dtfm import memetic_search
+from planner.search.dtfm.partitioner import communication_between, stage_bytes
 from planner.search.expert import ladder
 from planner.search.moves import Row, Solution
 from planner.search.orders import device_orders
 from planner.space import MESH_COLUMNS, StrategyTable, enumerate_strategies, legal
-from planner.units import dtype_bytes
 
 __all__ = [
     "Pool",
@@ -199,20 +199,18 @@ def _pipelines(campaign: Campaign) -> Iterator[Solution]:
 def _stage_weights(campaign: Campaign, start: Solution) -> tuple[float, float, float]:
     """Return a stage's gradient bytes, bytes sent on, seconds lost by mixed types."""
     context, row = campaign.request.context, start.row
-    costs = CostModel(context.reordered(start.order)).unit_costs(
+    model = CostModel(context.reordered(start.order))
+    costs = model.unit_costs(
         tp=row["tp"],
         cp=row["cp"],
         ep=row["ep"],
         microbatch=row["microbatch_size"],
         sequence_parallel=bool(row["sequence_parallel"]),
     )
-    scalars = float((costs.trained_dense + costs.trained_experts).sum()) / row["pp"]
-    sent = float(costs.sent_bytes.mean()) if costs.sent_bytes.size else 0.0
-    many = row["num_microbatches"]
     kinds = np.unique(np.asarray(context.cluster.type_index)[start.order])
     work = (costs.forward_s + costs.backward_s)[kinds, 0].sum(axis=1)
-    lost = float(work.max() - work.min()) * many / row["pp"]
-    return scalars * dtype_bytes(context.precision.reduce), sent * many, lost
+    lost = float(work.max() - work.min()) * row["num_microbatches"] / row["pp"]
+    return *stage_bytes(model, row), lost
 
 
 # -- Orders of devices to begin with ---------------------------------------------
@@ -369,16 +367,10 @@ def tour_order(
     if row["pp"] < 2 or stage == size or count > _MOST_PIECES:
         return None
     pieces = base.reshape(count, size)
-    cluster = request.context.cluster
-    links = cluster.topology.links(pieces[:, None, :], pieces[None, :, :])
-    made = Communication.between(
-        np.where(np.isinf(links[0]), 1e30, links[0]).min(axis=-1),
-        links[1].max(axis=-1),
-        dp_bytes=dp_bytes,
-        pp_bytes=pp_bytes,
-        groups=row["pp"],
+    made = communication_between(
+        request, pieces, dp_bytes=dp_bytes, pp_bytes=pp_bytes, groups=row["pp"]
     )
-    kinds = np.asarray(cluster.type_index)[pieces[:, 0]]
+    kinds = np.asarray(request.context.cluster.type_index)[pieces[:, 0]]
     mixed = kinds[:, None] != kinds[None, :]
     made.dp_s[mixed] += mixing_s / max(stage // size - 1, 1)
     # It starts from neighbours in one stage, and from neighbours in one pipeline.

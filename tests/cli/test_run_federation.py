@@ -8,6 +8,7 @@ import pytest
 
 from planner import Cluster, federate
 from planner.schema import Precision
+from tests.cli.runs import TOKENS
 from tests.cli.shell import ask
 from tests.plans import tiny_graph
 
@@ -52,7 +53,13 @@ def test_members_train_and_exchange(
     ("words", "said"),
     [
         (("--measure",), "--measure with the federation"),
-        (("--checkpoint-dir", "x"), "members are each other's"),
+        (
+            ("--checkpoint-dir", "x", "--steps", "3"),
+            "--steps=3 with checkpoints, but members are equal every 2 steps alone",
+        ),
+        (("--evaluate-every", "2"), "give a number of at least 1, and --eval-data"),
+        (("--resume",), "--resume needs a folder"),
+        (("--save-dtype", "float16"), "--save-dtype float16 without --save-hf"),
         (("--on", "ray"), "start each process where it belongs"),
         (("--steps", "0"), "--steps 0; a run has at least 1 step"),
         (("--max-restarts", "1"), "the run stops when a member fails"),
@@ -64,6 +71,32 @@ def test_options_that_do_not_go_with_it_are_refused(
     answer = ask(capsys, "run", file, *words)
     assert answer.code == 1
     assert said in answer.error
+
+
+def test_weights_checkpoints_and_evaluations_are_kept(
+    capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path
+) -> None:
+    """A run saves, evaluates, and is resumed; the weights are a model's."""
+    from transformers import AutoModelForCausalLM
+
+    words = ("run", file, "--checkpoint-dir", tmp_path / "kept", "--eval-data", TOKENS)
+    first = ask(capsys, *words, "--steps", "2", "--json")
+    assert first.code == 0, first.err
+    ((step, loss),) = first.json["evaluations"]
+    assert step == 2
+    saved = tmp_path / "saved"
+    words = (*words, "--resume", "--save-hf", saved)
+    again = ask(capsys, *words, "--steps", "4", "--json")
+    assert again.code == 0, again.err
+    assert [one["first_step"] for one in again.json["members"]] == [2, 2]
+    assert [len(one["losses"]) for one in again.json["members"]] == [2, 2]
+    ((step, later),) = again.json["evaluations"]
+    assert step == 4
+    assert later != loss
+    model = AutoModelForCausalLM.from_pretrained(saved)
+    assert sum(p.numel() for p in model.parameters()) == sum(
+        p.numel for p in tiny_graph().parameters
+    )
 
 
 def test_a_federation_for_another_machine_is_refused(

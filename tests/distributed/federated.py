@@ -27,6 +27,8 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
     """Train by a federation; ``doom`` is (processes, step, signal) of the first try.
 
     The process that leads a member tells a digest of its weights after each step.
+    ``evaluated`` are the steps whose batches are evaluated, ``options`` those of
+    :func:`executors.run_federation` that are left.
     """
     federation = Federation.from_json(args["federation"])
     process, doom = int(os.environ["RANK"]), args.get("doom")
@@ -60,6 +62,8 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
         data,
         steps=args["steps"],
         rank_timeout_s=args.get("silence_s", 60.0),
+        eval_data=[data(step) for step in args.get("evaluated", [])] or None,
+        **args.get("options", {}),
     )
     return {
         "member": result.member,
@@ -68,5 +72,6 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
         "losses": list(result.losses),
         "sent_bytes": result.sent_bytes,
         "exchanges": len(result.exchange_times_s),
+        "evaluations": [list(one) for one in result.evaluations],
         "weights": {name: one.tolist() for name, one in weights.items()},
     }

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from executors import launch
 from executors.launching.process_group import ranks_of_processes
+from planner.cluster import Cluster, device_type
 from planner.schema import Optimizer, Plan
+from planner.search import get_partitioner
+from tests.cost.made import request_for, uniform_graph
 from tests.distributed.cases import build, make_plan
 
 #: Two change places; halves do; neighbours do, too; all do.
@@ -60,8 +64,24 @@ def train(args: dict[str, Any], emit: Callable[[Any], None]) -> dict[str, Any]:
     return {"losses": list(result.losses), "rank": ranks[0]}
 
 
+def _divided() -> tuple[tuple[int, int], ...]:
+    """Two stages of two replicas over two scattered sites, as ``dtfm`` lays them."""
+    site = np.array([0, 1, 1, 0])
+    near = site[:, None] == site[None, :]
+    cluster = Cluster.from_matrices(
+        np.where(near, 1e10, 1e8), np.full((4, 4), 1e-4), device_type("a100-80")
+    )
+    pins = {"pp": 2, "tp": 1, "cp": 1, "ep": 1}
+    request = request_for(uniform_graph(4), cluster, global_batch=16, pins=pins)
+    best = get_partitioner("dtfm").search(request).candidates[0].strategy
+    assert best.mesh.pp == 2
+    return best.device_ranges
+
+
 def _moved(plan: Plan, order: str) -> Plan:
-    strategy = plan.strategy.model_copy(update={"device_ranges": ORDERS[order]})
+    ranges = _divided() if order == "dtfm" else ORDERS[order]
+    assert ranges
+    strategy = plan.strategy.model_copy(update={"device_ranges": ranges})
     cluster = plan.cluster.model_copy(update={"num_devices": 10})
     return plan.model_copy(update={"strategy": strategy, "cluster": cluster})
 
@@ -70,6 +90,7 @@ def _moved(plan: Plan, order: str) -> Plan:
     ("order", "mesh"),
     [
         ("two", {}),
+        ("dtfm", {"pp": 2, "schedule": "1F1B", "num_microbatches": 4}),
         pytest.param(
             "halves",
             {"pp": 2, "schedule": "1F1B", "num_microbatches": 4},

@@ -81,7 +81,13 @@ class _Serial:
         self.copies = [
             build_model(lambda: build(name)) for _ in range(len(federation.members))
         ]
-        self.rules = [torch.optim.SGD(c.parameters(), lr=RATE) for c in self.copies]
+        plan = federation.members[0].plan
+        self.rules = [
+            torch.optim.SGD(
+                c.parameters(), lr=RATE, momentum=plan.strategy.optimizer.momentum
+            )
+            for c in self.copies
+        ]
         self.whole: nn.Module = copy.deepcopy(self.copies[0])
         outer = federation.exchange
         self._outer = torch.optim.SGD(
@@ -169,6 +175,15 @@ def test_members_of_one_device_take_the_mean_after_each_step(weighting: str) -> 
 
 
 UNLIKE = {
+    "tp and one": [
+        {"name": "llama", "samples": 4, "tp": 2},
+        {"name": "llama", "samples": 2},
+    ],
+    "tp, tp with shards, pipeline": [
+        {"name": "llama", "samples": 4, "tp": 2},
+        {"name": "llama", "samples": 4, "tp": 2, "dp_shard": 2, "zero_stage": 3},
+        {"name": "llama", "samples": 2, "pp": 2},
+    ],
     "pipeline and one": [{"samples": 4, "pp": 2}, {"samples": 2}],
     "grid and one": [
         {"samples": 4, "pp": 2, "dp_replicate": 2},
@@ -185,8 +200,11 @@ UNLIKE = {
 @pytest.mark.parametrize(
     ("name", "pin"),
     [
+        ("tp and one", "local_steps"),
         ("grid and one", "local_steps"),
         ("shards, pipeline and one", "diloco"),
+        _further("tp and one", "diloco"),
+        _further("tp, tp with shards, pipeline", "local_steps"),
         _further("pipeline and one", "local_steps"),
         _further("pipeline and one", "diloco"),
         _further("grid and one", "diloco"),
@@ -203,6 +221,20 @@ def test_unlike_members_are_equal_after_an_exchange(name: str, pin: str) -> None
     expected = _trained(federation)
     for result in results:
         assert _far(result, expected) <= 1e-5
+
+
+def test_all_members_end_with_the_mean_in_the_middle_of_a_period() -> None:
+    plans = [member_plan(samples=n, optimizer=SGD) for n in (4, 2)]
+    federation = make_federation(*plans, exchange=_exchange("local_steps:period=4"))
+    tried = _Run(federation)
+    first, second = tried.start()
+    assert [tried.equal_after(step) for step in (3, 4, 5)] == [True, False, True]
+    assert first["exchanges"] == second["exchanges"] == 2
+    serial = _Serial(federation)
+    for steps in (range(4), range(4, 6)):
+        serial.train(steps, (0, 1))
+        serial.exchange((0, 1))
+    assert _far(first, serial.weights) <= 1e-6
 
 
 def test_a_device_sends_its_share_of_what_it_owns() -> None:

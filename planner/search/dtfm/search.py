@@ -8,6 +8,7 @@ fastest link inside its group. Sources: Yuan et al. 2022, DT-FM (2206.01288), se
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -238,6 +239,7 @@ def memetic_search(
     offspring: int = 4900,
     seed: int | np.random.Generator = 0,
     initial: Index | None = None,
+    until: float | None = None,
 ) -> MemeticResult:
     """Divide devices into groups so that COMM is small.
 
@@ -249,6 +251,8 @@ def memetic_search(
         seed: Seed of all random draws.
         initial: Divisions to begin with in place of random ones: group of each device.
             Shape [any, n].
+        until: ``time.perf_counter`` after which no more children are made; None for no
+            limit.
     """
     rng = np.random.default_rng(seed)
     count, groups = communication.num_devices, communication.groups
@@ -261,7 +265,11 @@ def memetic_search(
         [seconds_of(dp_s, pp_s, division, groups) for division in divisions]
     )
     best, found_at = float(costs.min()), int(costs.argmin()) + 1
+    made = 0
     for trial in range(offspring):
+        if until is not None and time.perf_counter() >= until:
+            break
+        made = trial + 1
         one, other = rng.choice(len(divisions), size=2, replace=False)
         points = np.sort(rng.integers(1, max(count, 2), size=_POINTS))
         child = _offspring(
@@ -285,6 +293,6 @@ def memetic_search(
     return MemeticResult(
         best=place(communication, divisions[0]),
         found_at=found_at,
-        trials=len(divisions) + offspring,
+        trials=len(divisions) + made,
         population=divisions,
     )
