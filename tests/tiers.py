@@ -2,7 +2,7 @@
 
 ``make test`` is to end within 10 minutes on 2 cores. Of each test function it keeps the
 quickest case; other cases that take long are ``further`` (``make test-further``, and
-so CI, runs them), and of those with many long cases all but a few are ``slow`` (``make
+so CI, runs them), and of those with several long cases all but one are ``slow`` (``make
 test-all``). To write the list anew::
 
     MESHWRIGHT_TEST_TIMES=times make test-all
@@ -23,7 +23,7 @@ FILE = Path(__file__).with_name("tiers.txt")
 #: Seconds up to which every case is run by default, and the quickest of a function.
 EACH_S, QUICKEST_S = 1.5, 5.0
 #: Long cases of a function that CI runs, and seconds that make one long there.
-FURTHER, FURTHER_S = 3, 3.0
+FURTHER, FURTHER_S = 1, 2.0
 
 
 def read(path: Path = FILE) -> dict[str, str]:

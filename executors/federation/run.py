@@ -532,6 +532,8 @@ def _require_evaluation(
             f"evaluate_every={evaluate_every}; give eval_data and a number of at least "
             f"1"
         )
+    if isinstance(eval_data, list | tuple) and not eval_data:
+        raise ExecutionError("eval_data holds no batch; give at least one, or None")
     return eval_data
 
 
