@@ -46,7 +46,7 @@ class DtfmPartitioner:
     the stages. The number of stages is given to it. Here every number is tried that
     divides the devices, and cuts, microbatches, schedule, ZeRO and recomputation are
     searched under the order that it gives, as the exhaustive partitioner does. All
-    devices are used, without tp, cp and ep unless they are pinned.
+    devices are used, without tp, cp and ep unless pins ask for them.
     """
 
     name = "dtfm"
@@ -56,7 +56,8 @@ class DtfmPartitioner:
         spending = Budget(request)
         rng = np.random.default_rng(request.seed)
         tried: list[_Tried] = []
-        grids = list(_grids(request))
+        # Some pins have no legal row without tp, cp or ep: the first that has one.
+        grids = list(_grids(request, _GRID)) or list(_grids(request, {}))
         for done, grid in enumerate(grids):
             if tried and spending.is_late(_DIVIDING):
                 break
@@ -115,9 +116,14 @@ class _Tried:
             self.best = min(self.best, float(scores.min()))
 
 
-def _grids(request: Request) -> Iterator[_Grid]:
-    """Yield every number of stages over every set of devices that has a legal row."""
-    fixed = {**_GRID, **request.pins}
+def _grids(request: Request, degrees: Mapping[str, int]) -> Iterator[_Grid]:
+    """Yield every number of stages over every set of devices that has a legal row.
+
+    Args:
+        request: The question.
+        degrees: Those that are fixed where it pins none.
+    """
+    fixed = {**degrees, **request.pins}
     seen = set()
     for order in device_orders(request):
         devices = np.sort(order) if request.launcher_limits is None else order
@@ -132,7 +138,9 @@ def _grids(request: Request) -> Iterator[_Grid]:
                 request.facts, num_devices=len(order), pins=pins
             )
             for table in tables:
-                yield _Grid(devices=devices, pins=pins, row=table.row(0))
+                row = table.row(0)
+                pins |= {axis: row[axis] for axis in _GRID}
+                yield _Grid(devices=devices, pins=pins, row=row)
                 break
 
 
