@@ -1,7 +1,7 @@
 """Train small tasks by every method, and tell how far each comes at equal samples.
 
 python -m benchmarks.convergence [--task digits|text] [--methods NAME ...]
-                                 [--seeds 3] [--out docs]
+                                 [--seeds 3] [--curves FILE] [--out docs]
 
 Four processes on gloo are the four copies of a model: a perceptron on handwritten
 digits, and a Llama of 2.0 million parameters on the text of examples/tiny-llama, byte
@@ -12,7 +12,8 @@ large decoder would take by the method, across data centres (``dtfm-5``) and on 
 hosts of H100, is predicted.
 
 Small tasks say that a method trains, and what it sends. They cannot rank methods for
-large models: their evidence is called smoke, and nothing is chosen by it.
+large models: their evidence is called smoke, and nothing is chosen by it. ``--curves``
+keeps every run in a file, one JSON a line, and takes those that it has from there.
 """
 
 from __future__ import annotations
@@ -486,14 +487,32 @@ devices; others use all, of which a copy has several.
     return "\n\n".join(parts) + "\n"
 
 
+def _read_curves(path: Path | None) -> dict[tuple[str, str, int], Curve]:
+    """Runs of a file, by task, method and seed."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    curves = [Curve(**json.loads(line)) for line in lines]
+    return {(one.task, one.method, one.seed): one for one in curves}
+
+
+def _keep_curve(curve: Curve, path: Path | None) -> None:
+    """Print a run, and add it to a file."""
+    line = json.dumps(asdict(curve))
+    print(line, file=sys.stderr)
+    if path is not None:
+        with path.open("a") as file:
+            file.write(line + "\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, print the tables, write curves and a page if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", choices=[*TASKS], action="append")
     parser.add_argument("--methods", nargs="+", help="names; all if left out")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--curves", type=Path, help="file that keeps the runs")
     parser.add_argument("--out", type=Path, help="folder of the documentation")
     args = parser.parse_args(argv)
+    kept = _read_curves(args.curves)
     curves: list[Curve] = []
     slow: _Predicted = {}
     for name in args.task or TASKS:
@@ -503,8 +522,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             try:
                 for seed in range(args.seeds):
-                    curves.append(train(name, method, pins[method], seed))
-                    print(json.dumps(asdict(curves[-1])), file=sys.stderr)
+                    found = kept.get((name, method, seed))
+                    if found is None:
+                        found = train(name, method, pins[method], seed)
+                        _keep_curve(found, args.curves)
+                    curves.append(found)
             except NoFeasiblePlanError as error:
                 # It may have too few units for a method, or too few heads.
                 print(f"{method} on {name}: {error}", file=sys.stderr)

@@ -1,0 +1,15 @@
+"""How ranks sum a tensor: algorithm, order and parts, chosen on their links."""
+
+from planner.search.communication.choose import Choice, candidates, choose
+from planner.search.communication.fractions import balanced_fractions, balanced_parts
+from planner.search.communication.orders import ring_order, slowest_link_s
+
+__all__ = [
+    "Choice",
+    "balanced_fractions",
+    "balanced_parts",
+    "candidates",
+    "choose",
+    "ring_order",
+    "slowest_link_s",
+]

@@ -1,0 +1,90 @@
+"""Sums by send tables are those of all_reduce, and send what the tables say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from planner.errors import ExecutionError, StrategyError
+from planner.schema.send_tables import (
+    SendTable,
+    direct,
+    halving,
+    hierarchy,
+    ring,
+    tree,
+)
+from tests.distributed.pool import Pool
+
+TABLES = {
+    "ring": ring([0, 2, 1, 3]),
+    "halving": halving([3, 1, 0, 2]),
+    "tree": tree([0, 1, 2, 3], pieces=3),
+    "direct": direct([0.5, 0.25, 0.25, 0.0]),
+    "hierarchy": hierarchy(range(4), [[0, 0, 1, 1]]),
+    "three": halving([0, 1, 2]),
+}
+#: Odd, so that chunks differ in length; and fewer than there are chunks.
+SIZES = (1001, 3, 0)
+
+
+def _sums(text: str) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    from executors.communication.tables import TableSum
+    from executors.measuring.traffic import CollectiveCounter
+
+    table = SendTable.from_json(text)
+    group = dist.new_group(list(range(table.ranks)))
+    rank, found, sent = dist.get_rank(), [], 0
+    if rank < table.ranks:
+        summed = TableSum(table, group)
+        for size in SIZES:
+            mine = torch.arange(size, dtype=torch.float64) * (rank + 1)
+            with CollectiveCounter() as counter:
+                summed.run(mine)
+            found.append(mine)
+            traffic = counter.traffic()
+            sent += traffic["send"].bytes if "send" in traffic else 0
+    return {"found": found, "sent": sent}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_sums_are_right_on_every_rank(pool: Pool, name: str) -> None:
+    table = TABLES[name]
+    results = pool.run(_sums, 4, table.to_json())
+    total = sum(range(1, table.ranks + 1))
+    for rank in range(table.ranks):
+        for size, found in zip(SIZES, results[rank]["found"], strict=True):
+            torch.testing.assert_close(
+                found, torch.arange(size, dtype=torch.float64) * total, rtol=0, atol=0
+            )
+        # Chunks are whole elements, each as near as possible to its share.
+        expected = table.bytes_sent(8 * sum(SIZES))[rank]
+        messages = sum(send.source == rank for send in table.sends)
+        assert abs(results[rank]["sent"] - expected) <= 8 * messages * len(SIZES)
+
+
+def _wrong(text: str) -> str:
+    import torch.distributed as dist
+
+    from executors.communication.tables import TableSum
+    from planner.errors import MeshwrightError
+
+    try:
+        TableSum(SendTable.from_json(text), dist.group.WORLD)
+    except MeshwrightError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_table_for_others_is_refused_before_anything_is_sent(pool: Pool) -> None:
+    for said in pool.run(_wrong, 2, ring(range(3)).to_json()):
+        assert said.startswith(ExecutionError.__name__)
+        assert "over 3 ranks for a sum over 2" in said
+    wrong = '{"collective": "all_reduce", "ranks": 2, "shares": [1.0], "owners": []'
+    for said in pool.run(_wrong, 2, wrong + ', "sends": [[0, 0, 1, 0, 1]]}'):
+        assert said.startswith(StrategyError.__name__)
+        assert "rank 0 lacks what ranks [1] gave" in said
