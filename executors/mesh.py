@@ -187,7 +187,7 @@ def build_mesh(
     casts = strategy.precision.compute != strategy.precision.parameter
     # fully_shard over one process is how one process gets mixed precision.
     apart = strategy.synchronisation.apart
-    alone = apart or degrees["replicate"] == 1 or strategy.replicas_by_codec
+    alone = apart or degrees["replicate"] == 1 or strategy.uses_own_buckets
     lone = {"shard"} if casts and alone else set()
     views = [_view(device, degrees, ("pp", "replicate", "shard", "tp"), lone)]
     if degrees["cp"] > 1:

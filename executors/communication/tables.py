@@ -23,7 +23,7 @@ _Move = tuple[int, bool, bool, int, int]
 
 
 def _moves(sends: Sequence[Send], rank: int) -> list[_Move]:
-    """What a rank sends and receives in a step: neighbouring chunks go together."""
+    """Return a rank's messages in a step; neighbouring chunks go together."""
     found: list[_Move] = []
     ordered = sorted(sends, key=lambda s: (s.source, s.destination, s.add, s.chunk))
     for send in ordered:

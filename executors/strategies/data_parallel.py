@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from executors.communication.buckets import BucketedReplicas
+from executors.communication.buckets import BucketedReplicas, Exchange
+from executors.communication.tables import TableExchange
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
 from executors.strategies.compression import bucket_mb, compress_gradients
@@ -74,7 +75,7 @@ def make_data_parallel(
     if place.size("shard") > 1 or not place.reduces:
         _fully_shard(model, strategy, place, units, experts)
         return model
-    if strategy.replicas_by_codec:
+    if strategy.uses_own_buckets:
         fill()
         if _casts(strategy.precision):
             # Weights are cast and gradients widened as on a device that is alone.
@@ -95,14 +96,19 @@ def _compression(strategy: Strategy) -> MethodValue:
 def _in_own_buckets(
     model: nn.Module, strategy: Strategy, place: ProcessMesh
 ) -> nn.Module:
-    """Make replicas whose gradients a codec compresses."""
-    group, codec = place.group("replicate"), _compression(strategy)
+    """Make replicas whose gradients a codec compresses, or a send table sums."""
+    group = place.group("replicate")
     assert group is not None
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return model
-    method = method_of("gradient_compression", codec)
-    assert method.runs is not None
-    exchange = load_object(method.runs)(codec)
+    exchange: Exchange
+    if strategy.replicas_by_table:
+        exchange = TableExchange(strategy.communication.replicas.table(group.size()))
+    else:
+        codec = _compression(strategy)
+        method = method_of("gradient_compression", codec)
+        assert method.runs is not None
+        exchange = load_object(method.runs)(codec)
     return BucketedReplicas(model, group, exchange, strategy.overlap.bucket_bytes)
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import AxisLevel, Cluster
+from planner.cluster.levels import axis_groups
+from planner.cluster.network import network_of
 from planner.cost.constants import Calibration, DeviceConstants, constants_of
 from planner.cost.evidence import Place, Risk
 from planner.cost.kernels.blocks import (
@@ -30,10 +32,12 @@ from planner.cost.traffic.collectives import (
     lines_of,
     replica_groups,
 )
+from planner.cost.traffic.tables import reached_network, table_lines
 from planner.graph import Fusion, ModelGraph
 from planner.graph.residual import find_residual_blocks
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
+from planner.simulate.send_tables import Network
 from planner.space.regime import Regime
 from planner.space.table import StrategyTable
 from planner.units import dtype_bytes
@@ -430,6 +434,11 @@ class PricingContext:
         )
 
     @property
+    def sums_by_table(self) -> bool:
+        """True if messages of our own sum the gradients of plain replicas."""
+        return self.regime.communication.replicas.algorithm != "library"
+
+    @property
     def rings(self) -> bool:
         """True if collectives go as NCCL's do, see :attr:`Groups.rings`."""
         return self.calibration is not None and self.on_gpu
@@ -494,7 +503,38 @@ class PricingContext:
                 on_gpu=self.on_gpu,
                 core_wait_s=self.core_wait_s,
             )
+            if copies > 1 and self.sums_by_table:
+                mirror = self._own_sums(copies, tp * ways)
+                self._replicas[key] = replace(self._replicas[key], mirror=mirror)
         return self._replicas[key]
+
+    def _own_sums(self, copies: int, stride: int) -> Array:
+        """Lines of sums over replicas by messages of our own. Shape [1, 2, 2].
+
+        The slowest group's, if there are several.
+        """
+        table = self.regime.communication.replicas.table(copies)
+        step_s = self.core_wait_s
+        if not self.on_gpu:
+            step_s += self.recipe.collective_overhead_s
+        found = [
+            table_lines(table, reached_network(network, self.link_shares), step_s)
+            for network in self.networks(copies, stride)
+        ]
+        lines = np.array([np.max(found, axis=0)])
+        if self.on_gpu:
+            lines[:, :, 1] /= self.recipe.replica_efficiency
+        return lines
+
+    def networks(self, degree: int, stride: int) -> list[Network]:
+        """Networks of all groups of an axis.
+
+        Args:
+            degree: Ranks of each group.
+            stride: Distance in ranks between its neighbours.
+        """
+        groups = axis_groups(self.order, degree, stride)
+        return [network_of(self.cluster.topology, group) for group in groups]
 
     def boundaries(self, pp: int) -> tuple[Array, Array]:
         """Bandwidth and latency after each pp rank, wrapping round. Shapes [pp]."""

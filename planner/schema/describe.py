@@ -152,6 +152,9 @@ def _overlap_line(plan: PlanFields) -> str:
         told.append(f"gradient buckets of {format_bytes(overlap.bucket_bytes)}")
     if plan.strategy.communication.boundary == "scattered":
         told.append("tp ranks share the messages between stages")
+    if plan.strategy.replicas_by_table:
+        algorithm = plan.strategy.communication.replicas.algorithm
+        told.append(f"replicas sum gradients by {algorithm}")
     return ", ".join(told)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from planner.errors import StrategyError
+from planner.schema import send_tables
 from planner.schema.base import (
     MOST_DEVICES,
     Count,
@@ -30,12 +31,14 @@ from planner.schema.methods import (
 from planner.schema.methods.method import Recompute
 from planner.schema.optimizers import OPTIMIZERS, OptimizerName
 from planner.schema.schedules import Schedule, ScheduleSpec, schedule_spec
+from planner.schema.send_tables import SendTable
 
 __all__ = [
     "AXES",
     "MOST_STAGES",
     "PINNABLE",
     "Boundary",
+    "Collective",
     "Communication",
     "ContextAlgorithm",
     "Mesh",
@@ -45,6 +48,7 @@ __all__ = [
     "Recompute",
     "Stage",
     "Strategy",
+    "SumAlgorithm",
     "TensorSharding",
     "matches_pattern",
     "plain_replicas",
@@ -221,6 +225,61 @@ class Overlap(Document):
 #: How tp ranks send what all of them hold to the next stage: each all of it, or each
 #: its part, which the receivers put together.
 Boundary = Literal["direct", "scattered"]
+SumAlgorithm = Literal["library", "ring", "halving", "direct", "tree", "hierarchy"]
+_Ranks = tuple[Annotated[int, Field(ge=0)], ...]
+
+
+class Collective(Document):
+    """Algorithm by which a group of ranks sums a tensor. Exact up to order of sums.
+
+    Attributes:
+        algorithm: ``library`` leaves it to NCCL or gloo. Others are messages of our
+            own, see :mod:`planner.schema.send_tables`.
+        order: Ranks of the group in the order of a ring, a halving or a tree; as they
+            are if empty.
+        parts: Part that each rank sums, of ``direct``; or each outermost domain, of
+            ``hierarchy``. Equal, or for ``hierarchy`` a ring, if empty.
+        domains: Domain of each rank, of ``hierarchy``, innermost level first.
+        pieces: That ``tree`` sends one after the other.
+    """
+
+    algorithm: SumAlgorithm = "library"
+    order: _Ranks = ()
+    parts: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    domains: tuple[_Ranks, ...] = ()
+    pieces: Annotated[Count, Field(le=1024)] = 1
+
+    def table(self, ranks: int) -> SendTable:
+        """Return its messages.
+
+        Args:
+            ranks: Of the group.
+        Raises:
+            StrategyError: If the library chooses them, or order, parts or domains are
+                for another number of ranks.
+        """
+        order = self.order or tuple(range(ranks))
+        if len(order) != ranks:
+            raise StrategyError(
+                f"communication.replicas.order={order} for {ranks} replicas; name each "
+                f"once, or leave it out"
+            )
+        if self.algorithm == "direct":
+            parts = self.parts or (1 / ranks,) * ranks
+            if len(parts) != ranks:
+                raise StrategyError(
+                    f"communication.replicas.parts={parts} for {ranks} replicas; give "
+                    f"one for each, or leave them out"
+                )
+            return send_tables.direct(parts)
+        if self.algorithm == "hierarchy":
+            return send_tables.hierarchy(order, self.domains, self.parts)
+        if self.algorithm == "tree":
+            return send_tables.tree(order, self.pieces)
+        if self.algorithm == "library":
+            raise StrategyError("algorithm=library has no messages of our own")
+        make = send_tables.ring if self.algorithm == "ring" else send_tables.halving
+        return make(order)
 
 
 class Communication(Document):
@@ -230,9 +289,11 @@ class Communication(Document):
         boundary: Between pipeline stages: ``direct`` sends all that a tp rank holds;
             ``scattered`` sends the tp-th part of what all tp ranks hold alike, which
             those of the next stage gather. Exact.
+        replicas: Sums of gradients over plain replicas.
     """
 
     boundary: Boundary = "direct"
+    replicas: Collective = Field(default_factory=Collective)
 
 
 Style = Literal["colwise", "rowwise", "vocab", "replicated", "region", "experts"]
@@ -439,15 +500,25 @@ class Strategy(Document):
         return self.has_plain_replicas and single and not self.synchronisation.apart
 
     @property
-    def replicas_by_codec(self) -> bool:
-        """True if buckets of our own hold the replicas' gradients, for a codec.
+    def may_use_own_buckets(self) -> bool:
+        """True if buckets of our own can hold the replicas' gradients.
 
         Weights and gradients are float32, whatever is computed in.
         """
         precision = self.precision
         full = precision.parameter == precision.reduce == "float32"
-        plain = self.has_plain_replicas and not self.synchronisation.apart
-        return plain and full and not isinstance(self.gradient_compression, str)
+        return self.has_plain_replicas and full and not self.synchronisation.apart
+
+    @property
+    def replicas_by_table(self) -> bool:
+        """True if messages of our own sum the replicas' gradients."""
+        return self.communication.replicas.algorithm != "library"
+
+    @property
+    def uses_own_buckets(self) -> bool:
+        """True if buckets of our own do, for a codec or a send table."""
+        coded = not isinstance(self.gradient_compression, str)
+        return self.may_use_own_buckets and (coded or self.replicas_by_table)
 
     @property
     def phases(self) -> Mapping[str, float]:
@@ -550,6 +621,8 @@ _TOLD_APART = frozenset(
         *("zero_stage", "schedule", "virtual_stages"),
         *("microbatch_size", "num_microbatches"),
         *("stages", "sharding.patterns", "device_ranges"),
+        *(f"communication.replicas.{name}" for name in ("order", "parts", "domains")),
+        "communication.replicas.pieces",
     }
 )
 #: Tokens of other fields; ``name=value`` for what is not in here.
@@ -574,6 +647,7 @@ _TOKENS = {
     "overlap.backward_prefetch": "backward_prefetch{}",
     "overlap.bucket_bytes": "bucket{}",
     "communication.boundary": "{}_boundary",
+    "communication.replicas.algorithm": "{}_sums",
     "compile": "compiled",
     "semantics": "{}",
 }
@@ -598,6 +672,7 @@ PINNABLE = (
     "sequence_parallel",
     *slots(),
     "boundary",
+    "replicas",
     "compile",
     "semantics",
 )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 
+from planner.errors import StrategyError
 from planner.schema import methods
 from planner.schema.strategy import (
     Recompute,
@@ -415,7 +416,7 @@ def _overlap(case: Case) -> str | None:
         )
     if overlap.bucket_bytes is None:
         return None
-    if not (strategy.replicas_by_ddp or strategy.replicas_by_codec):
+    if not (strategy.replicas_by_ddp or strategy.uses_own_buckets):
         return (
             f"overlap.bucket_bytes={overlap.bucket_bytes} with {strategy.label()}; "
             f"buckets are for plain replicas in one precision (pp=1, tp=1, no ZeRO), "
@@ -448,6 +449,31 @@ def _boundary(case: Case) -> str | None:
     return boundary_violation(
         strategy.communication.boundary, strategy.mesh.pp, strategy.mesh.tp
     )
+
+
+def _summed(case: Case) -> str | None:
+    strategy = case.strategy
+    if not strategy.replicas_by_table:
+        return None
+    name = strategy.communication.replicas.algorithm
+    asked = f"communication.replicas.algorithm={name}"
+    copies = strategy.mesh.dp_replicate * strategy.mesh.cp
+    if not strategy.may_use_own_buckets or copies == 1:
+        return (
+            f"{asked} with {strategy.label()}; it is for plain replicas that agree in "
+            f"every step (pp=1, tp=1, no ZeRO), with float32 weights and reductions, "
+            f"use library"
+        )
+    if strategy.gradient_compression != "none":
+        return (
+            f"{asked} with gradient_compression={strategy.gradient_compression}; a "
+            f"codec has messages of its own, use library, or no compression"
+        )
+    try:
+        strategy.communication.replicas.table(copies)
+    except StrategyError as error:
+        return str(error)
+    return None
 
 
 def _compiled(case: Case) -> str | None:
@@ -545,6 +571,7 @@ _RULES: tuple[Callable[[Case], str | None], ...] = (
     _optimizer,
     _overlap,
     _boundary,
+    _summed,
     _compiled,
     _patterns,
     _tied,

@@ -11,7 +11,7 @@ from planner.errors import StrategyError, UnknownNameError
 from planner.schema import PINNABLE
 from planner.schema.methods import read_method, slots
 from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
-from planner.schema.strategy import Boundary
+from planner.schema.strategy import Boundary, SumAlgorithm
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = ["Pin", "normalize_pins", "pin_text", "read_pins"]
@@ -22,7 +22,7 @@ Pin = bool | int | str
 #: Knobs that are on or off.
 _SWITCHES = frozenset({"sequence_parallel", "compile"})
 #: Knobs that all strategies of a request have in common: no column of a table.
-_COMMON = frozenset({*slots(), "boundary", "compile", "semantics"})
+_COMMON = frozenset({*slots(), "boundary", "replicas", "compile", "semantics"})
 _SEMANTICS = ("exact", "approximate")
 
 
@@ -34,6 +34,8 @@ def _names(knob: str) -> Sequence[str]:
         "recompute": RECOMPUTE_NAMES,
         "semantics": _SEMANTICS,
         "boundary": get_args(Boundary),
+        # A hierarchy needs domains, which a pin does not tell.
+        "replicas": [n for n in get_args(SumAlgorithm) if n != "hierarchy"],
     }
     return named.get(knob, ())
 

@@ -21,6 +21,7 @@ from planner.schema.methods import (
 from planner.schema.methods.all_reduce import AllReduce
 from planner.schema.methods.backpropagation import Backpropagation
 from planner.schema.methods.flushed import Flushed
+from planner.schema.strategy import Collective
 
 __all__ = ["Regime"]
 
@@ -66,8 +67,10 @@ class Regime:
             values["semantics"] = "approximate"
         if "semantics" in pins:
             values["semantics"] = pins["semantics"]
-        if "boundary" in pins:
-            values["communication"] = Communication(boundary=pins["boundary"])
+        values["communication"] = Communication(
+            boundary=pins.get("boundary", "direct"),
+            replicas=Collective(algorithm=pins.get("replicas", "library")),
+        )
         return cls(compile=bool(pins.get("compile", False)), **values)
 
     @property

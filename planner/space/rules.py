@@ -17,6 +17,7 @@ from planner.errors import StrategyError
 from planner.schema import Strategy, TensorSharding
 from planner.schema.methods import limit_violations
 from planner.schema.schedules import schedule_name, schedule_spec
+from planner.schema.strategy import plain_replicas
 from planner.schema.violations import (
     Case,
     batch_norm_violation,
@@ -372,6 +373,22 @@ RULES: tuple[Rule, ...] = (
         ),
         violation=lambda r, f: (
             boundary_violation(f.regime.communication.boundary, r["pp"], r["tp"]) or ""
+        ),
+    ),
+    Rule(
+        name="replicas",
+        violated=lambda t, f: (
+            (f.regime.communication.replicas.algorithm != "library")
+            & (
+                ~plain_replicas(t.pp, t.tp, t.zero_stage, t.dp_shard * t.cp)
+                | (t.dp_replicate * t.cp == 1)
+            )
+        ),
+        violation=lambda r, f: (
+            f"communication.replicas={f.regime.communication.replicas.algorithm} with "
+            f"pp={r['pp']}, tp={r['tp']}, zero_stage={r['zero_stage']}, dp_replicate="
+            f"{r['dp_replicate']}: messages of our own sum the gradients of plain "
+            f"replicas (pp=1, tp=1, no ZeRO), of which there must be 2 or more"
         ),
     ),
     Rule(

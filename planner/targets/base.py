@@ -164,6 +164,11 @@ _NOTES: dict[str, _Note] = {
     "communication.boundary": _Note(
         means="messages between stages", matters=_shares_messages
     ),
+    "communication.replicas.algorithm": _Note(means="messages of replicas' sums"),
+    "communication.replicas.order": _Note(means="order of replicas' sums"),
+    "communication.replicas.parts": _Note(means="parts of replicas' sums"),
+    "communication.replicas.domains": _Note(means="domains of replicas' sums"),
+    "communication.replicas.pieces": _Note(means="pieces of replicas' sums"),
     "compile": _Note(means="torch.compile of blocks"),
     "device_ranges": _Note(means="device of every rank"),
     "semantics": _Note(means="consent to approximate training"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from planner.errors import ExecutionError, StrategyError
+from planner.schema import Communication
 from planner.schema.send_tables import (
     SendTable,
     direct,
@@ -16,6 +17,8 @@ from planner.schema.send_tables import (
     ring,
     tree,
 )
+from planner.schema.strategy import Collective
+from tests.distributed.compare import distance
 from tests.distributed.pool import Pool
 
 TABLES = {
@@ -88,3 +91,23 @@ def test_a_table_for_others_is_refused_before_anything_is_sent(pool: Pool) -> No
     for said in pool.run(_wrong, 2, wrong + ', "sends": [[0, 0, 1, 0, 1]]}'):
         assert said.startswith(StrategyError.__name__)
         assert "rank 0 lacks what ranks [1] gave" in said
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        Collective(algorithm="ring", order=(1, 0, 3, 2)),
+        Collective(algorithm="direct", parts=(0.4, 0.3, 0.3, 0.0)),
+        Collective(algorithm="hierarchy", domains=((0, 0, 1, 1),)),
+    ],
+    ids=lambda one: one.algorithm,
+)
+def test_training_is_that_of_one_process(pool: Pool, collective: Collective) -> None:
+    far = distance(
+        pool,
+        "llama",
+        dp_replicate=4,
+        communication=Communication(replicas=collective),
+        grad_clip_norm=1.0,
+    )
+    assert far.largest <= 1e-4

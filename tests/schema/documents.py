@@ -66,6 +66,7 @@ from planner.schema.stream import (
     StreamPlan,
     StreamRecord,
 )
+from planner.schema.strategy import Collective, SumAlgorithm
 from planner.schema.verification import RankVerification, Verification, VerifiedPhase
 from planner.schema.violations import batch_norm_violation
 
@@ -140,7 +141,16 @@ overlaps = st.builds(
 )
 
 communications = st.builds(
-    Communication, boundary=st.sampled_from(["direct", "scattered"])
+    Communication,
+    boundary=st.sampled_from(["direct", "scattered"]),
+    replicas=st.builds(
+        Collective,
+        algorithm=st.sampled_from(get_args(SumAlgorithm)),
+        order=st.sampled_from([(), (1, 0), (0, 2, 1)]),
+        parts=st.sampled_from([(), (0.25, 0.75)]),
+        domains=st.sampled_from([(), ((0, 0, 1, 1),)]),
+        pieces=st.integers(1, 8),
+    ),
 )
 
 

@@ -291,6 +291,24 @@ def replica_traffic(
     )
 
 
+def _by_table(
+    found: ReplicaTraffic,
+    rows: ReplicaRows,
+    groups: ReplicaGroups,
+    context: PricingContext,
+) -> ReplicaTraffic:
+    """Bytes of plain replicas whose sums are messages of our own, of the busiest."""
+    table = context.regime.communication.replicas.table(int(groups.replicate.size[0]))
+    messaged = np.where(rows.whole, found.reduced_bytes, 0.0)
+    messaged = messaged * max(table.bytes_sent(1.0))
+    return replace(
+        found,
+        reduced_bytes=np.where(rows.whole, 0.0, found.reduced_bytes),
+        messaged_bytes=messaged,
+        sent_bytes=np.where(rows.whole, messaged, found.sent_bytes),
+    )
+
+
 def traffic_inside(
     rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
 ) -> ReplicaTraffic:
@@ -383,6 +401,8 @@ class AllReducePricing:
     ) -> ReplicaTraffic:
         """The same seconds, and the bytes that move."""
         found = _with_copies(rows, groups, context)
+        if context.sums_by_table:
+            return _by_table(found, rows, groups, context)
         if not rows.compressed.any():
             return found
         smaller = compressed_traffic(context, rows, groups.replicate)
@@ -408,6 +428,14 @@ class AllReducePricing:
         """
         of, nothing = context.scalar_bytes, np.zeros(len(rows.pp))
         beside = nothing
+        if context.sums_by_table:
+            # Buckets of our own hold all gradients, and what a step receives of one.
+            ahead = 0.0 if of.compute == of.stored else rows.trained * of.stored
+            bucket = np.minimum(rows.trained * of.stored, _BUCKET_BYTES)
+            return ReplicaBytes(
+                kept=np.where(rows.whole, ahead, 0.0),
+                working=np.where(rows.whole, bucket, 0.0),
+            )
         if of.compute == of.stored == of.reduce and not of.gradients_ahead:
             several = rows.whole & (rows.num_microbatches > 1)
             beside = np.where(several, rows.trained * of.stored, 0.0)

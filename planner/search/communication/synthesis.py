@@ -283,7 +283,7 @@ def synthesize_all_reduce(
             table = all_reduce_of(gather, back)
             seconds = float(table_seconds(table, network, size_bytes))
             if seconds < best.seconds:
-                best = Choice(algorithm="table", table=table, seconds=seconds)
+                best = Choice(collective=None, table=table, seconds=seconds)
     return best
 
 
