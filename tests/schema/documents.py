@@ -59,6 +59,7 @@ from planner.schema.probe import (
     ProbeEnvironment,
 )
 from planner.schema.schedules import schedule_names, schedule_spec
+from planner.schema.strategy import Collective, SumAlgorithm
 from planner.schema.stream import (
     StreamCluster,
     StreamJobs,
@@ -66,7 +67,6 @@ from planner.schema.stream import (
     StreamPlan,
     StreamRecord,
 )
-from planner.schema.strategy import Collective, SumAlgorithm
 from planner.schema.verification import RankVerification, Verification, VerifiedPhase
 from planner.schema.violations import batch_norm_violation
 
