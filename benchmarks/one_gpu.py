@@ -29,8 +29,7 @@ from typing import Any
 import torch
 import yaml
 
-from executors import run
-from executors.runner import StepReport
+from executors import StepReport, run
 from planner import plan
 from planner.capture import load_model
 from planner.cluster import Cluster

@@ -10,14 +10,19 @@ Each room, and each file beside them, imports those below alone, neighbours not 
     dryrun                         a step of any rank, on no devices
     federation                     members that train apart and exchange weights
     runner                         train by a plan
+    loop                           steps, and what is done between them
     prepared                       a plan's model, for a loop of one's own
+    model_source                   the model built, checked and made parallel
     weights                        Hugging Face's files, read and written
     checkpoints, measuring         state of a run; time, memory and traffic of a step
     first_step                     a step by a plan beside the same in one process
     soundness                      finite numbers, and weights that ranks agree on
+    nonfinite                      steps that are left out
     trainer                        one step, on this process's part of the model
+    building                       stages of this process, made parallel
     replicas                       copies of the weights: kept equal, or let part
     steps                          a batch becomes new weights; gradients, optimizer
+    own_loss                       a loss that the user gives
     parallelize, pipelines         one part made parallel; a model cut into parts
     losses                         from a model's output to a scalar
     deferred, strategies           parameters without values; modules made parallel
@@ -38,15 +43,18 @@ if TYPE_CHECKING:
     from executors.federation import FederationResult, run_federation
     from executors.launching.launcher import launch
     from executors.learning_rates import learning_rate
+    from executors.loop import Callback, LoopState, StepReport
     from executors.prepared import Prepared, prepare
-    from executors.runner import RunResult, StepReport, run
+    from executors.runner import RunResult, run
 
 _HOMES = {
+    "Callback": "executors.loop",
     "FederationResult": "executors.federation",
+    "LoopState": "executors.loop",
     "Prepared": "executors.prepared",
     "RunResult": "executors.runner",
     "Samples": "executors.data",
-    "StepReport": "executors.runner",
+    "StepReport": "executors.loop",
     "build_model": "executors.deferred.materialize",
     "launch": "executors.launching.launcher",
     "learning_rate": "executors.learning_rates",
@@ -56,7 +64,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "Callback",
     "FederationResult",
+    "LoopState",
     "Prepared",
     "RunResult",
     "Samples",

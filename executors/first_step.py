@@ -11,7 +11,7 @@ import contextlib
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -21,7 +21,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from executors.data import Batch, slice_batch
-from executors.losses import LossFunction
 from executors.steps import gradient_norm, gradient_norms, left_as_it_was
 from executors.strategies.dropout import DropoutOff
 from executors.trainer import Trainer
@@ -185,13 +184,7 @@ def _forward_backward(trainer: Trainer, model: nn.Module, batch: Batch) -> _Step
     plan, device = trainer.plan, trainer.place.device
     pieces = _pieces(plan, model)
     _cast(model, plan)
-    workload = plan.workload
-    loss = LossFunction(
-        kind=workload.loss,
-        data_parallel=1,
-        label_shift=workload.label_shift,
-        own_loss=workload.own_loss,
-    )
+    loss = replace(trainer.loss, data_parallel=1, vocabulary=None)
     wanted, batch = trainer.inputs, trainer.checked(batch)
     total, sums = 0.0, dict[str, torch.Tensor]()
     loss.prepare(batch, pieces)

@@ -4,151 +4,56 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import warnings
-import weakref
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
-from executors.checkpoints.snapshot import Inventory, collect
+from executors.checkpoints.snapshot import collect
 from executors.data import (
     Batch,
     BatchPart,
     DataSource,
     TrainingData,
-    gather_batch,
     open_source,
     require_equal_batches,
     require_size,
 )
-from executors.deferred.materialize import build_model
-from executors.deferred.model import record
-from executors.deferred.recording import Recording
-from executors.first_step import FirstStepCheck, compare_first_step
+from executors.first_step import FirstStepCheck
 from executors.launching.process_group import (
     RANK_TIMEOUT_S,
     own_numbers,
     process_group,
 )
-from executors.mesh import build_mesh, choose_device
-from executors.names import tied_parameters
+from executors.mesh import choose_device
+from executors.model_source import ModelSource, prepare_trainer
+from executors.nonfinite import OnNonfinite, SkippingStep, require_policy
+from executors.own_loss import Loss
 from executors.replicas.membership import Membership, open_membership
 from executors.replicas.recovery import pack_state, take_state
 from executors.soundness import require_finite_step
 from executors.steps import OptimizerFactory
-from executors.trainer import StepResult, Trainer
+from executors.trainer import StepResult
 from executors.weights.options import WeightOptions
-from planner.errors import ExecutionError, FingerprintError
+from planner.errors import ExecutionError
 from planner.schema import Plan
-from planner.schema.base import fingerprint_parameters
-from planner.schema.violations import executor_violations
 
-__all__ = [
-    "ModelSource",
-    "Prepared",
-    "SchedulerFactory",
-    "check_model",
-    "prepare",
-    "prepare_trainer",
-]
+__all__ = ["Prepared", "SchedulerFactory", "prepare"]
 
 _LOG = logging.getLogger(__name__)
 
 #: Builds a scheduler of the optimizer's learning rates.
 SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
-
-
-def check_model(plan: Plan, model: nn.Module) -> None:
-    """Refuse a model that the plan was not made for.
-
-    Raises:
-        FingerprintError: With the difference: parameters, tensors, missing modules.
-    """
-    parameters = dict(model.named_parameters())
-    found = fingerprint_parameters((n, p.shape) for n, p in parameters.items())
-    if found == plan.model.fingerprint:
-        return
-    count = sum(parameter.numel() for parameter in parameters.values())
-    known = {name for name, _ in model.named_modules()}
-    stages = plan.strategy.stages
-    missing = [m for stage in stages for m in stage.modules if m not in known]
-    lacks = f", lacks the module {missing[0]} (of {len(missing)})" if missing else ""
-    raise FingerprintError(
-        f"the plan is for {plan.model.name} ({plan.model.parameters:,} parameters in "
-        f"{plan.model.tensors} tensors, fingerprint {plan.model.fingerprint}), this "
-        f"model has {count:,} in {len(parameters)} ({found}){lacks}; plan again for "
-        f"it, or use force if only names differ"
-    )
-
-
-@dataclass(kw_only=True)
-class ModelSource:
-    """Builds the model of a run.
-
-    Attributes:
-        model_fn: As for :func:`prepare`.
-        seed: The same.
-        weights: Files that the model's values come from; None for random ones.
-    """
-
-    model_fn: Callable[[], nn.Module]
-    seed: int
-    weights: WeightOptions | None = None
-    _recorded: weakref.ref[nn.Module] | None = None
-
-    def record(self) -> tuple[nn.Module, Recording | None]:
-        """Build the model that is trained, without values."""
-        torch.manual_seed(self.seed)
-        model, recording = record(self.model_fn)
-        self._recorded = weakref.ref(model)
-        return model, recording
-
-    def check(
-        self,
-        trainer: Trainer,
-        batch: Batch | BatchPart,
-        inventory: Inventory,
-        saved: Checkpoints | None,
-    ) -> FirstStepCheck:
-        """Compare a batch's loss and gradient with those of the whole model."""
-        # Collective over all ranks, although one of them reads.
-        alone = dist.new_group([0], backend="gloo")
-        whole = batch
-        if isinstance(whole, BatchPart):
-            whole = gather_batch(whole, trainer.part)
-
-        def build() -> nn.Module:
-            dtype = getattr(torch, trainer.plan.strategy.precision.parameter)
-            model = build_model(
-                self._another, self.seed, device=trainer.place.device, dtype=dtype
-            )
-            if saved is not None and saved.last is not None:
-                saved.read_into(model, alone)
-            elif self.weights is not None:
-                self.weights.load_whole(model, inventory)
-            return model
-
-        return compare_first_step(trainer, build, whole, inventory.first)
-
-    def _another(self) -> nn.Module:
-        model = self.model_fn()
-        if self._recorded is not None and self._recorded() is model:
-            raise ExecutionError(
-                "model_fn returned the same model twice; with check_first_step it is "
-                "called once more and must build another: lambda: copy.deepcopy(model)"
-            )
-        return model
 
 
 class _Rates:
@@ -197,8 +102,13 @@ class Prepared:
         timeout_s: float = 600.0,
         rank_timeout_s: float = RANK_TIMEOUT_S,
         document_separator: int | None = None,
+        on_nonfinite: OnNonfinite = "stop",
+        loss: Loss | None = None,
     ) -> None:
+        require_policy(on_nonfinite)
         self.plan, self._seed = plan, seed
+        self._on_nonfinite = on_nonfinite
+        self._skipping: SkippingStep | None = None
         self.data: DataSource | None = None
         self._force, self._timeout_s = force, timeout_s
         self._source = ModelSource(model_fn=model_fn, seed=seed, weights=weights)
@@ -225,8 +135,11 @@ class Prepared:
                 self.membership,
                 optimizer,
                 document_separator,
+                loss,
             )
             self.optimizer = self.trainer.optimizer
+            if on_nonfinite == "skip":
+                self._skipping = SkippingStep(self.trainer)
             self.scheduler = scheduler(self.optimizer) if scheduler else None
             if isinstance(self.scheduler, ReduceLROnPlateau):
                 raise ExecutionError(
@@ -344,7 +257,27 @@ class Prepared:
         first = trainer.done - 1 - len(result.earlier)
         for step, loss in enumerate((*result.earlier, result.loss), start=first):
             one = StepResult(loss=loss, grad_norm=result.grad_norm)
-            require_finite_step(trainer, step, one, self.remedy)
+            if self._on_nonfinite == "stop":
+                require_finite_step(trainer, step, one, self.remedy)
+            elif self.process == 0:
+                self._warn(step, one)
+
+    def _warn(self, step: int, result: StepResult) -> None:
+        """Log a step that is not finite, where the run goes on."""
+        norm = result.grad_norm
+        if self.skipped or not (
+            math.isfinite(result.loss) and (norm is None or math.isfinite(norm))
+        ):
+            then = "is left out" if self.skipped else "is taken all the same"
+            _LOG.warning(
+                "step %d %s: loss %s, gradient norm %s",
+                *(step + 1, then, result.loss, norm),
+            )
+
+    @property
+    def skipped(self) -> bool:
+        """True if the last step left the weights as they were, see ``on_nonfinite``."""
+        return self._skipping is not None and self._skipping.skipped
 
     def evaluate(self, batch: Batch | BatchPart) -> float:
         """Mean loss of a global batch, in evaluation mode; nothing is updated.
@@ -513,6 +446,7 @@ def prepare(
     *,
     optimizer: OptimizerFactory | None = None,
     scheduler: SchedulerFactory | None = None,
+    loss: Loss | None = None,
     document_separator: int | None = None,
     seed: int = 0,
     device: str | None = None,
@@ -521,6 +455,7 @@ def prepare(
     rank_timeout_s: float = RANK_TIMEOUT_S,
     init_from: str | os.PathLike[str] | None = None,
     allow_missing_weights: bool = False,
+    on_nonfinite: OnNonfinite = "stop",
 ) -> Prepared:
     """Make a model parallel by a plan, for a training loop of your own.
 
@@ -542,6 +477,12 @@ def prepare(
         scheduler: Builds a scheduler of its learning rates, which steps after each
             step, such as :func:`executors.learning_rate` does; None for a constant
             rate.
+        loss: Function of the model's output (the tensor ``logits``, where there is one
+            of that name, else the first) and the samples of the batch that it is of, by
+            keyword; returns one loss a sample, or their mean. Keys of a batch that
+            forward does not read are for it. None for the plan's loss. Samples must not
+            be compared with each other where the plan divides a batch, which is
+            checked.
         document_separator: As for ``run``.
         seed: The same.
         device: The same.
@@ -550,6 +491,7 @@ def prepare(
         rank_timeout_s: The same.
         init_from: The same.
         allow_missing_weights: The same.
+        on_nonfinite: The same.
 
     Raises:
         ExecutionError: As ``run`` raises it before its first step.
@@ -569,6 +511,8 @@ def prepare(
         timeout_s=timeout_s,
         rank_timeout_s=rank_timeout_s,
         document_separator=document_separator,
+        on_nonfinite=on_nonfinite,
+        loss=loss,
     )
     try:
         if data is not None:
@@ -579,47 +523,6 @@ def prepare(
         prepared.close()
         raise
     return prepared
-
-
-def prepare_trainer(
-    plan: Plan,
-    source: ModelSource,
-    device: torch.device,
-    force: bool,
-    membership: Membership | None = None,
-    optimizer: OptimizerFactory | None = None,
-    document_separator: int | None = None,
-) -> tuple[Trainer, Inventory]:
-    """Check processes, model and strategy, and build this rank's part; collective.
-
-    Args:
-        plan: What to do.
-        source: Of the model.
-        device: Of this process.
-        force: Whether the model may be another than the plan's.
-        membership: Agreement with the other copies, if the group is one copy's.
-        optimizer: As for :func:`prepare`.
-        document_separator: The same.
-
-    Raises:
-        ExecutionError: If the plan cannot be run, or needs other processes.
-        FingerprintError: If the plan is for another model.
-    """
-    place = build_mesh(plan.strategy, device, membership)
-    model, recording = source.record()
-    _require_runnable(plan, model, device, force)
-    if place.process == 0:
-        _LOG.info("training %s by %s", plan.model.name, plan.strategy.label())
-    inventory = Inventory.of(model)
-    trainer = Trainer(
-        plan,
-        model,
-        place,
-        recording,
-        optimizer=optimizer,
-        document_separator=document_separator,
-    )
-    return trainer, inventory
 
 
 def _membership(
@@ -638,27 +541,3 @@ def _membership(
             timeout_s=timeout_s,
         )
     )
-
-
-def _require_runnable(
-    plan: Plan, model: nn.Module, device: torch.device, force: bool
-) -> None:
-    """Refuse a model or a strategy that cannot be trained here.
-
-    Raises:
-        ExecutionError: If the executors cannot run the strategy.
-        FingerprintError: If the plan is for another model, and force is not given.
-    """
-    if not force:
-        check_model(plan, model)
-    violations = executor_violations(
-        plan.strategy,
-        tied=tied_parameters(model),
-        backend="nccl" if device.type == "cuda" else "gloo",
-        attention=plan.model.attention,
-        whole_stream=plan.model.whole_stream,
-        mixing=plan.model.mixing,
-        batch_norm_values=plan.model.batch_norm_values,
-    )
-    if violations:
-        raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")

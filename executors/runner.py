@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from statistics import fmean
 
 from torch import nn
 
@@ -16,9 +13,17 @@ from executors.checkpoints.checkpoint import CheckpointOptions
 from executors.data import Batch, BatchPart, TrainingData, evaluation_batches
 from executors.first_step import FirstStepCheck
 from executors.launching.process_group import RANK_TIMEOUT_S
+from executors.loop import (
+    Callback,
+    Loop,
+    StepReport,
+    StopSignals,
+    signal_numbers,
+)
 from executors.measuring.measure import TimedStep, measure_phases, summarize
+from executors.nonfinite import OnNonfinite
+from executors.own_loss import Loss
 from executors.prepared import Prepared, SchedulerFactory
-from executors.soundness import require_sound_weights
 from executors.steps import OptimizerFactory
 from executors.weights.options import WeightOptions
 from planner.errors import ExecutionError
@@ -26,32 +31,7 @@ from planner.schema import Plan
 from planner.schema.measurement import Measurement
 from planner.schema.violations import comparison_violation
 
-__all__ = ["RunResult", "StepReport", "run"]
-
-_LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """Results of one step, for progress bars and logs.
-
-    Attributes:
-        step: Number of the step, from 0.
-        steps: How many there will be.
-        loss: Mean over the global batch, before the update; of the copy's own samples
-            where copies of the weights are apart.
-        grad_norm: Before clipping; None where the plan does not clip.
-        time_s: Wall-clock time of the step on this rank.
-        eval_loss: Mean loss of the batches to evaluate, after the update; None where
-            none was due.
-    """
-
-    step: int
-    steps: int
-    loss: float
-    grad_norm: float | None
-    time_s: float
-    eval_loss: float | None = None
+__all__ = ["RunResult", "require_evaluation_options", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +41,17 @@ class RunResult:
     Attributes:
         losses: Mean loss of each step from ``first_step`` on; see
             :attr:`StepReport.loss`.
-        grad_norms: Gradient norms before clipping; empty where the plan does not.
+        grad_norms: Gradient norms before clipping; empty where the plan does not, and
+            no callback asks for them.
         step_times_s: Wall-clock time of each step on this rank.
         measurement: What ``measure=True`` measured, else None.
         first_step: Steps that the checkpoint had done from which the run went on.
         first_step_check: What ``check_first_step=True`` compared, else None.
         evaluations: Steps done and mean loss of each evaluation.
+        stopped: Why the run ended before its last step: the name of a signal, or the
+            reason that a callback gave; None if it did not.
+        skipped_steps: Numbers of steps, from 0, that were left out because they were
+            not finite.
     """
 
     losses: tuple[float, ...]
@@ -76,6 +61,8 @@ class RunResult:
     first_step: int = 0
     first_step_check: FirstStepCheck | None = None
     evaluations: tuple[tuple[int, float], ...] = ()
+    stopped: str | None = None
+    skipped_steps: tuple[int, ...] = ()
 
 
 def run(
@@ -86,6 +73,7 @@ def run(
     steps: int,
     optimizer: OptimizerFactory | None = None,
     scheduler: SchedulerFactory | None = None,
+    loss: Loss | None = None,
     eval_data: TrainingData | None = None,
     evaluate_every: int | None = None,
     document_separator: int | None = None,
@@ -107,6 +95,10 @@ def run(
     allow_missing_weights: bool = False,
     save_hf: str | os.PathLike[str] | None = None,
     save_dtype: str | None = None,
+    callbacks: Sequence[Callback] = (),
+    keep_best: bool = False,
+    on_nonfinite: OnNonfinite = "stop",
+    stop_signals: Sequence[str] = (),
 ) -> RunResult:
     """Train a model by a plan.
 
@@ -128,6 +120,7 @@ def run(
         steps: Optimizer steps, at least 1; those of the run that is resumed count.
         optimizer: As for :func:`executors.prepare`.
         scheduler: The same.
+        loss: The same.
         eval_data: Data of the same kinds, of which the mean loss is computed at the
             end, in evaluation mode: at most 50 batches of a file or dataset, from its
             beginning; None for none.
@@ -170,84 +163,166 @@ def run(
         save_hf: New folder for the weights at the end, which transformers loads:
             safetensors files, configuration, and the tokenizer of ``init_from``.
         save_dtype: Of what is saved there; None for the parameters' own.
+        callbacks: Called in this order at the start, after each step, evaluation and
+            checkpoint, and at the end; on every process. One may stop the run.
+        keep_best: Also keep the checkpoint with the lowest evaluation loss, which the
+            file ``best`` names; one is saved after each evaluation that is the best.
+        on_nonfinite: A loss or gradient norm that is not finite ends the run
+            (``stop``); or its step is left out, on all processes alike (``skip``): no
+            weight and no state of the optimizer changes; or it is taken
+            (``continue``).
+        stop_signals: With ``checkpoint_dir``, SIGTERM ends the run behind the running
+            step, all processes behind the same one, with a checkpoint; so do these,
+            such as ``USR1``, which SLURM can send before the time is over.
 
     Raises:
         ExecutionError: If the number of processes is wrong, the plan cannot be run,
-            the data does not fit it, a loss, gradient norm or weight is not finite,
-            copies of a weight differ, a checkpoint or weights cannot be written or
-            read, or the first step is not that of one process.
+            the data does not fit it, copies of a weight differ, a checkpoint or
+            weights cannot be written or read, or the first step is not that of one
+            process.
+        NonFiniteError: If a loss, gradient norm or weight is not finite.
         RankFailedError: If another process is missing or has failed.
         FingerprintError: If the plan, or the checkpoint, is for another model.
     """
-    if steps < 1:
-        raise ExecutionError(f"steps={steps}; a run has at least 1 step")
-    if check_replicas_every is not None and check_replicas_every < 1:
-        raise ExecutionError(
-            f"check_replicas_every={check_replicas_every}; give a number of at least 1"
-        )
-    if evaluate_every is not None and (eval_data is None or evaluate_every < 1):
-        raise ExecutionError(
-            f"evaluate_every={evaluate_every}; give eval_data and a number of at least "
-            f"1"
-        )
-    violation = comparison_violation(plan.strategy) if check_first_step else None
-    if violation is not None:
-        raise ExecutionError(violation)
-    options = _checkpoint_options(
+    _require_numbers(plan, steps, check_replicas_every, check_first_step)
+    require_evaluation_options(eval_data, evaluate_every)
+    options = CheckpointOptions.of(
         checkpoint_dir,
         checkpoint_every,
         resume,
         keep_checkpoints,
         background_checkpoints,
+        keep_best,
     )
+    _require_best(keep_best, evaluate_every)
+    signals = _signals_of(options, stop_signals)
     weights = WeightOptions.of(
         model_fn, init_from, allow_missing_weights, save_hf, save_dtype
     )
     if plan.strategy.synchronisation.fewest_copies:
-        _require_no_owner(options, measure, weights)
-    prepared = Prepared(
-        plan,
-        model_fn,
-        weights,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        seed=seed,
-        device=device,
-        force=force,
-        timeout_s=timeout_s,
-        rank_timeout_s=rank_timeout_s,
-        document_separator=document_separator,
-    )
-    with prepared:
+        _require_no_owner(options, measure, weights, callbacks)
+    with (
+        signals or contextlib.nullcontext(),
+        Prepared(
+            plan,
+            model_fn,
+            weights,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            seed=seed,
+            device=device,
+            force=force,
+            timeout_s=timeout_s,
+            rank_timeout_s=rank_timeout_s,
+            document_separator=document_separator,
+            on_nonfinite=on_nonfinite,
+            loss=loss,
+        ) as prepared,
+    ):
         source = prepared.open_data(data)
         evaluated = _evaluated(prepared, eval_data)
-        first = _begin(prepared, options, steps)
-        if measure and first >= steps:
-            raise ExecutionError(
-                f"{checkpoint_dir} has done {first} of steps={steps}, there is none "
-                f"left to measure; ask for more steps"
-            )
+        first = _begin(prepared, options, steps, evaluate_every)
+        _require_steps_left(measure, first, steps, options)
         begins = source.batch(first) if first < steps else None
         checked = None
         if check_first_step and begins is not None:
             checked = prepared.check_first_step(begins)
-        loop = _Loop(
+        loop = Loop(
             prepared=prepared,
             steps=steps,
             options=options,
             check_every=check_replicas_every,
             evaluate_every=evaluate_every,
             eval_data=evaluated,
+            callbacks=callbacks,
+            signals=signals,
         )
-        reports = []
-        for report in loop.train(begins, first):
-            reports.append(report)
-            if on_step is not None and (prepared.membership or not prepared.process):
-                on_step(report)
-        weights.save(prepared.trainer, prepared.inventory)
-        counted = source.batch(steps) if measure else None
+        reports, state = loop.train(begins, first, on_step)
+        if not state.hurries:
+            weights.save(prepared.trainer, prepared.inventory)
+        counted = source.batch(steps) if measure and state.reason is None else None
         result = _result(prepared, reports, first, counted)
-        return replace(result, first_step_check=checked)
+        return replace(result, first_step_check=checked, stopped=state.reason)
+
+
+def _require_best(keep_best: bool, evaluate_every: int | None) -> None:
+    """Refuse to keep the best of checkpoints that are not evaluated.
+
+    Raises:
+        ExecutionError: If there are no evaluations during the run.
+    """
+    if keep_best and evaluate_every is None:
+        raise ExecutionError(
+            "keep_best compares evaluation losses, and there are none during the run; "
+            "give eval_data and evaluate_every"
+        )
+
+
+def _signals_of(
+    options: CheckpointOptions | None, further: Sequence[str]
+) -> StopSignals | None:
+    """Signals that end the run behind a step; None where nothing is saved.
+
+    Raises:
+        ExecutionError: If some are named, and there are no checkpoints.
+    """
+    numbers = signal_numbers(("TERM", *further))
+    if options is None:
+        if further:
+            raise ExecutionError(
+                f"stop_signals={', '.join(further)} save a checkpoint; give "
+                f"checkpoint_dir"
+            )
+        return None
+    return StopSignals(numbers)
+
+
+def _require_numbers(
+    plan: Plan, steps: int, check_every: int | None, check_first_step: bool
+) -> None:
+    """Refuse numbers of steps below 1, and a comparison that the plan does not allow.
+
+    Raises:
+        ExecutionError: If there are some.
+    """
+    if steps < 1:
+        raise ExecutionError(f"steps={steps}; a run has at least 1 step")
+    if check_every is not None and check_every < 1:
+        raise ExecutionError(
+            f"check_replicas_every={check_every}; give a number of at least 1"
+        )
+    violation = comparison_violation(plan.strategy) if check_first_step else None
+    if violation is not None:
+        raise ExecutionError(violation)
+
+
+def require_evaluation_options(
+    eval_data: TrainingData | None, evaluate_every: int | None
+) -> None:
+    """Refuse evaluations of nothing.
+
+    Args:
+        eval_data: What is evaluated; None for nothing.
+        evaluate_every: Steps between evaluations.
+
+    Raises:
+        ExecutionError: If there are no data, or the number of steps is below 1.
+    """
+    if evaluate_every is not None and (eval_data is None or evaluate_every < 1):
+        raise ExecutionError(
+            f"evaluate_every={evaluate_every}; give eval_data and a number of at least "
+            f"1"
+        )
+
+
+def _require_steps_left(
+    measure: bool, first: int, steps: int, options: CheckpointOptions | None
+) -> None:
+    if measure and first >= steps and options is not None:
+        raise ExecutionError(
+            f"{options.folder} has done {first} of steps={steps}, there is none left "
+            f"to measure; ask for more steps"
+        )
 
 
 def _evaluated(
@@ -265,7 +340,12 @@ def _evaluated(
     return evaluation_batches(data, prepared.plan.workload, trainer.part)
 
 
-def _begin(prepared: Prepared, options: CheckpointOptions | None, steps: int) -> int:
+def _begin(
+    prepared: Prepared,
+    options: CheckpointOptions | None,
+    steps: int,
+    evaluate_every: int | None,
+) -> int:
     """Begin at a checkpoint, from files, at random, or where other copies are.
 
     Returns:
@@ -273,41 +353,18 @@ def _begin(prepared: Prepared, options: CheckpointOptions | None, steps: int) ->
     """
     first = 0
     if options is not None:
-        options.require_rests(steps, prepared.trainer.replicas)
+        options.require_rests(steps, prepared.trainer.replicas, evaluate_every)
         first = prepared.resume(prepared.checkpoints(options))
     if not first:
         prepared.initialize()
     return prepared.join() or first
 
 
-def _checkpoint_options(
-    folder: str | os.PathLike[str] | None,
-    every: int | None,
-    resume: bool | str,
-    keep: int,
-    background: bool,
-) -> CheckpointOptions | None:
-    """Options of checkpoints; None without a folder.
-
-    Raises:
-        ExecutionError: If there is none, although checkpoints are asked for.
-    """
-    if folder is None:
-        if every is not None or resume:
-            asked = "resume" if resume else "checkpoint_every"
-            raise ExecutionError(f"{asked} needs a folder; give checkpoint_dir")
-        return None
-    return CheckpointOptions(
-        folder=Path(folder).absolute(),
-        every=every,
-        resume=resume,
-        keep=keep,
-        background=background,
-    )
-
-
 def _require_no_owner(
-    options: CheckpointOptions | None, measure: bool, weights: WeightOptions
+    options: CheckpointOptions | None,
+    measure: bool,
+    weights: WeightOptions,
+    callbacks: Sequence[Callback],
 ) -> None:
     """Refuse what needs all ranks, or a launcher that ends them all at once.
 
@@ -325,6 +382,10 @@ def _require_no_owner(
             f"init_from or save_hf, but {rule}; leave them out or plan with "
             f"on_failure=stop"
         )
+    if callbacks:
+        raise ExecutionError(
+            f"callbacks, but {rule}; use on_step, or plan with on_failure=stop"
+        )
     if measure:
         raise ExecutionError(
             f"measure=True, but {rule}; measure the same plan with on_failure=stop"
@@ -335,96 +396,6 @@ def _require_no_owner(
             "on_failure=continue; use meshwright run, or start each process by itself "
             "with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Loop:
-    """Steps of a run, and what is done between them.
-
-    Attributes:
-        prepared: The model.
-        steps: How many there will be.
-        options: Of checkpoints; None for none.
-        check_every: Steps between checks of the weights.
-        evaluate_every: Steps between evaluations.
-        eval_data: Batches to evaluate; None for none.
-    """
-
-    prepared: Prepared
-    steps: int
-    options: CheckpointOptions | None
-    check_every: int | None
-    evaluate_every: int | None
-    eval_data: Sequence[Batch | BatchPart] | None
-
-    def train(
-        self, begins: Batch | BatchPart | None, first: int
-    ) -> Iterator[StepReport]:
-        """Train step by step, one for each report asked for; save checkpoints due.
-
-        Weights are checked before they are saved, every so many steps, and at the end.
-
-        Args:
-            begins: Batch of the first step.
-            first: Number of that step.
-        """
-        prepared = self.prepared
-        waiting: list[StepReport] = []
-        for step in range(first, self.steps):
-            assert prepared.data is not None
-            batch, begins = begins or prepared.data.batch(step), None
-            begin = time.perf_counter()
-            result = prepared.step(batch)
-            if prepared.waits and step + 1 == self.steps:
-                result = prepared.finish()
-            report = StepReport(
-                step=step,
-                steps=self.steps,
-                loss=result.loss,
-                grad_norm=result.grad_norm,
-                time_s=time.perf_counter() - begin,
-            )
-            if prepared.waits:
-                # Its loss is known, and its weights can be read, some steps later.
-                waiting.append(report)
-                continue
-            known = [
-                replace(earlier, loss=loss)
-                for earlier, loss in zip(waiting, result.earlier, strict=True)
-            ]
-            known.append(replace(report, eval_loss=self._evaluate(step + 1)))
-            waiting = []
-            for each in known:
-                if prepared.process == 0:
-                    done, loss = each.step + 1, each.loss
-                    _LOG.info("step %d of %d: loss %.4f", done, self.steps, loss)
-                yield each
-            self._save_or_check(step + 1, len(known))
-
-    def _evaluate(self, done: int) -> float | None:
-        """Mean loss of the batches to evaluate, if that is due."""
-        every = self.evaluate_every
-        if self.eval_data is None or not (
-            done == self.steps or (every and not done % every)
-        ):
-            return None
-        losses = [self.prepared.evaluate(batch) for batch in self.eval_data]
-        if self.prepared.process == 0:
-            _LOG.info("evaluation after step %d: loss %.4f", done, fmean(losses))
-        return fmean(losses)
-
-    def _save_or_check(self, done: int, since: int) -> None:
-        """Save a checkpoint, or check the weights, if that is due.
-
-        Args:
-            done: Steps done.
-            since: Steps since the weights could be read before.
-        """
-        prepared, every = self.prepared, self.check_every
-        if self.options is not None and self.options.due(done, self.steps):
-            prepared.checkpoints(self.options).save(done)
-        elif done == self.steps or (every and done % every < since):
-            require_sound_weights(prepared.trainer, done, prepared.remedy)
 
 
 def _result(
@@ -456,4 +427,5 @@ def _result(
             for report in reports
             if report.eval_loss is not None
         ),
+        skipped_steps=tuple(report.step for report in reports if report.skipped),
     )

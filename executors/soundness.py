@@ -23,7 +23,7 @@ from executors.replicas import (
     skipped_parameters,
 )
 from executors.trainer import StepResult, Trainer
-from planner.errors import ExecutionError
+from planner.errors import ExecutionError, NonFiniteError
 
 __all__ = ["require_finite_step", "require_sound_weights"]
 
@@ -58,7 +58,7 @@ def require_finite_step(
         remedy: Adds to advice where to go on from; collective.
 
     Raises:
-        ExecutionError: The same on all ranks: what is not finite, the first rank that
+        NonFiniteError: The same on all ranks: what is not finite, the first rank that
             had the loss, the first and last parameters whose gradients are not
             finite, and their ranks.
     """
@@ -86,7 +86,7 @@ def require_finite_step(
             f"{names[-1]}, are"
         )
         said += f"; {which} not finite on {_shown(ranks)}"
-    raise ExecutionError(f"{said}; {remedy(_DIVERGED)}")
+    raise NonFiniteError(f"{said}; {remedy(_DIVERGED)}")
 
 
 def require_sound_weights(
@@ -107,7 +107,8 @@ def require_sound_weights(
         group: All ranks, to tell each other by; None for the default one.
 
     Raises:
-        ExecutionError: The same on all ranks, naming a parameter and ranks.
+        NonFiniteError: The same on all ranks, naming a parameter and a rank.
+        ExecutionError: Likewise, if copies differ.
     """
     trainer.replicas.settle()
     found: list[tuple[str | None, str | None]]
@@ -118,7 +119,7 @@ def require_sound_weights(
     dist.all_gather_object(found, (mine, differs), group=group)
     for rank, (one, other) in enumerate(found):
         if one is not None:
-            raise ExecutionError(
+            raise NonFiniteError(
                 f"{one} after step {done} on rank {rank}; {remedy(_DIVERGED)}"
             )
         if other is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -14,6 +13,14 @@ import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule
 
+from executors.building import (
+    build_parts,
+    further_inputs,
+    own_positions,
+    own_tokens,
+    require_whole_batch,
+    seed_dropout,
+)
 from executors.communication.buckets import BucketedReplicas
 from executors.data import (
     Batch,
@@ -28,20 +35,16 @@ from executors.data import (
     split_documents,
     synthetic_batch,
 )
-from executors.deferred.materialize import compute_attributes
 from executors.deferred.recording import Recording
 from executors.learning import step_of
 from executors.losses import LossFunction, Tally
 from executors.mesh import ProcessMesh
-from executors.names import tied_parameters, units_of_model
-from executors.parallelize import ParallelPart, parallelize
-from executors.pipelines.pipeline import Pipeline
-from executors.pipelines.stages import LoweredStage, cuts_inside_stream, lower
-from executors.pipelines.tied import TiedSync, find_copies, untie
+from executors.names import tied_parameters
+from executors.own_loss import Loss, OwnLossFunction, require_own_loss
+from executors.pipelines.stages import LoweredStage
 from executors.replicas import (
     DrainedReplicas,
     HoldingReplicas,
-    SkippingReplicas,
     replicas_of,
 )
 from executors.steps import (
@@ -51,19 +54,13 @@ from executors.steps import (
     inputs_and_target,
     own_optimizer,
 )
-from executors.strategies.context import (
-    local_positions,
-    slice_sequence,
-    whole_sequences,
-)
 from executors.strategies.data_parallel import is_whole
 from executors.strategies.dropout import DropoutOff
 from planner.errors import ExecutionError
 from planner.kv_cache import disable_kv_cache
-from planner.schema import Plan, Recompute
-from planner.schema.violations import coupled_violation
+from planner.schema import Plan
 
-__all__ = ["StepResult", "Trainer", "lower_stages"]
+__all__ = ["StepResult", "Trainer"]
 
 #: Label that does not count, as torch has it.
 _IGNORED = -100
@@ -88,96 +85,6 @@ class StepResult:
     earlier: tuple[float, ...] = ()
 
 
-def _positions(plan: Plan, index: int) -> torch.Tensor | None:
-    """Tokens of every sequence that one rank along cp has; None for all."""
-    strategy = plan.strategy
-    if strategy.mesh.cp == 1:
-        return None
-    length = plan.workload.seq_len or 0
-    return local_positions(length, index, strategy.mesh.cp, strategy.context_algorithm)
-
-
-def _own_tokens(
-    plan: Plan, positions: torch.Tensor | None, inputs: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    if positions is None:
-        return dict(inputs)
-    return slice_sequence(inputs, positions, plan.workload.seq_len or 0)
-
-
-def _require_whole_batch(plan: Plan) -> None:
-    """Refuse to divide what the loss needs together: samples, or a sequence.
-
-    Raises:
-        ExecutionError: If the plan does.
-    """
-    strategy = plan.strategy
-    violation = coupled_violation(
-        strategy.mesh.data_parallel, strategy.num_microbatches, plan.workload.own_loss
-    )
-    if violation is not None:
-        raise ExecutionError(violation)
-    if strategy.mesh.cp > 1 and plan.workload.loss == "model":
-        raise ExecutionError(
-            f"cp={strategy.mesh.cp} with the model's own loss, which each rank would "
-            f"compute of its part of a sequence, without the label of the next token; "
-            f"plan with loss='cross_entropy' and example_inputs without labels"
-        )
-
-
-def _further_inputs(plan: Plan, model: nn.Module) -> frozenset[str]:
-    """Inputs that forward takes by name and the plan does not name, but can do with.
-
-    A pipeline is cut for the inputs of the plan, cp divides no masks, and what tp does
-    to an input was looked at for those of the plan.
-    """
-    mesh = plan.strategy.mesh
-    if max(mesh.pp, mesh.cp, mesh.tp) > 1:
-        return frozenset()
-    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(model.forward).parameters.values()
-    names = {parameter.name for parameter in parameters if parameter.kind in plain}
-    if plan.workload.loss != "model":
-        # Labels are the loss's here, or nobody's.
-        names.discard("labels")
-    return frozenset(names - {spec.name for spec in plan.workload.inputs})
-
-
-def lower_stages(
-    plan: Plan, model: nn.Module, device: torch.device, cp_index: int = 0
-) -> list[LoweredStage]:
-    """Cut a model into the stages of a plan's pipeline; the same for every rank.
-
-    Args:
-        plan: What to do.
-        model: Built equally on all ranks, in the plan's parameter dtype. Its modules
-            become part of the stages.
-        device: Where the stages will run.
-        cp_index: Place of the rank along cp: whose tokens are the example.
-    """
-    disable_kv_cache(model.modules())
-    strategy = plan.strategy
-    precision, sharding = strategy.precision, strategy.sharding
-    tp = strategy.mesh.tp
-    made = synthetic_batch(plan.workload, 0, samples=strategy.microbatch_size)
-    sample = {spec.name: made[spec.name] for spec in plan.workload.inputs}
-    with whole_sequences() if strategy.mesh.cp > 1 else nullcontext():
-        return lower(
-            model,
-            strategy.run_stages,
-            _own_tokens(plan, _positions(plan, cp_index), sample),
-            kind=plan.workload.loss,
-            device=device,
-            wire=(
-                getattr(torch, precision.parameter),
-                getattr(torch, precision.compute),
-            ),
-            output_shards=tp if sharding.loss_parallel else 1,
-            stream_shards=tp,
-            inside_stream=cuts_inside_stream(model, strategy),
-        )
-
-
 class Trainer:
     """A model made parallel by a plan, with its optimizer.
 
@@ -194,6 +101,7 @@ class Trainer:
         optimizer: Builds the optimizer of named parameters; None for the plan's.
         document_separator: Id of the token that ends a document, where rows of tokens
             hold several that are not to see each other; None if they do not.
+        loss: Of the user, in place of the plan's; None for that.
 
     Raises:
         FingerprintError: If the model lacks a module that the plan names.
@@ -212,58 +120,101 @@ class Trainer:
         *,
         optimizer: OptimizerFactory | None = None,
         document_separator: int | None = None,
+        loss: Loss | None = None,
     ) -> None:
         strategy = plan.strategy
-        _require_whole_batch(plan)
+        require_whole_batch(plan)
         self._separator = document_separator
         self._separated = document_separator is None
         self.plan, self.place = plan, place
-        mesh = strategy.mesh
         self._copies = place.copies
-        self.loss = LossFunction(
-            kind=plan.workload.loss,
-            label_shift=plan.workload.label_shift,
-            own_loss=plan.workload.own_loss,
-            # Gradients are averaged over the ranks of one copy if copies are apart.
-            data_parallel=mesh.data_parallel * mesh.cp // self._copies,
-            vocabulary=place.group("tp") if strategy.sharding.loss_parallel else None,
-        )
-        self.positions = _positions(plan, place.index("cp"))
+        self._own_loss = loss
+        self.loss = self._loss_function()
+        self.positions = own_positions(plan, place.index("cp"))
         #: What this rank added to the last step's loss: tells who first had a NaN.
         self.loss_share = torch.zeros((), device=place.device)
         self._spoiled = torch.zeros_like(self.loss_share)
         #: Shares of the losses of steps whose losses are not known to all ranks.
         self._untold: list[torch.Tensor] = []
         self._earlier: list[torch.Tensor] = []
-        self.parts: dict[int, ParallelPart] = {}
         self.replicas = replicas_of(strategy)
-        self.pipeline: Pipeline | None = None
-        self.tied: TiedSync | None = None
-        #: Empty tensors like those that each stage makes; none without stages.
-        self.sends: Sequence[tuple[torch.Tensor, ...]] = ()
         # Copies of a tied weight go by its first name.
         self._first = {n: group[0] for group in tied_parameters(model) for n in group}
-        self._further = _further_inputs(plan, model)
-        if document_separator is not None:
-            require_documents(plan, model, document_separator)
-            self._further |= {"position_ids"}
+        self._further = self._names_of_inputs(model)
         named = frozenset(spec.name for spec in plan.workload.inputs)
         #: Names of what forward is given of a batch; None for all of it.
-        self.inputs = named | self._further if named else None
+        self.inputs = named | self._further if named or loss else None
         model.train()
         disable_kv_cache(model.modules())
-        if len(strategy.run_stages) > 1:
-            self._build_stages(model, recording, lowered)
+        built = build_parts(
+            plan,
+            model,
+            place,
+            replicas=self.replicas,
+            loss=self.loss,
+            recording=recording,
+            lowered=lowered,
+        )
+        self.parts, self.pipeline = built.parts, built.pipeline
+        self.tied, self.sends = built.tied, built.sends
+        if self.sends:
             # The graphs of other ranks' stages hold weights in cycles, which would
             # stay until Python happens to look for them.
             del model
             gc.collect()
-        else:
-            self._build_whole(model, recording)
-        self.optimizer = made = self._optimizer(optimizer)
+        made = self._build_optimizer(optimizer)
+        seed_dropout(plan, place)
+        #: Steps done; a resumed run sets it.
+        self.done = 0
+        self.step_rule: Step = step_of(strategy)
+        self.step_rule.attach(self)
+        self.replicas.attach(self)
+        if optimizer is not None and self.optimizer is not made:
+            raise ExecutionError(
+                f"optimizer= with synchronisation={strategy.synchronisation} and "
+                f"gradient_compression={strategy.gradient_compression}, of which one "
+                f"has an optimizer of its own; leave it to the plan"
+            )
+
+    def _loss_function(self) -> LossFunction:
+        plan, place = self.plan, self.place
+        mesh = plan.strategy.mesh
+        # Gradients are averaged over the ranks of one copy if copies are apart.
+        ways = mesh.data_parallel * mesh.cp // self._copies
+        if self._own_loss is not None:
+            require_own_loss(plan, self._separator)
+            return OwnLossFunction(
+                kind=plan.workload.loss, data_parallel=ways, function=self._own_loss
+            )
+        parallel = plan.strategy.sharding.loss_parallel
+        return LossFunction(
+            kind=plan.workload.loss,
+            label_shift=plan.workload.label_shift,
+            own_loss=plan.workload.own_loss,
+            data_parallel=ways,
+            vocabulary=place.group("tp") if parallel else None,
+        )
+
+    def _names_of_inputs(self, model: nn.Module) -> frozenset[str]:
+        """Names of inputs of forward that the plan does not name."""
+        further = further_inputs(self.plan, model)
+        if self._separator is not None:
+            require_documents(self.plan, model, self._separator)
+            further |= {"position_ids"}
+        return further
+
+    def _build_optimizer(
+        self, factory: OptimizerFactory | None
+    ) -> torch.optim.Optimizer:
+        """Build the optimizer, and list the parameters that need care.
+
+        Returns:
+            The optimizer itself, which an exchange in buckets may have wrapped.
+        """
+        self.optimizer = made = self._optimizer(factory)
         #: Name of the class that the user chose, or the plan's.
         self.optimizer_name = (
-            type(self.optimizer).__name__ if optimizer else strategy.optimizer.name
+            type(made).__name__ if factory else self.plan.strategy.optimizer.name
         )
         for part in self.parts.values():
             if isinstance(part.module, BucketedReplicas):
@@ -283,18 +234,7 @@ class Trainer:
             for parameter in part.inner.parameters()
             if is_whole(parameter)
         ]
-        self._seed_dropout()
-        #: Steps done; a resumed run sets it.
-        self.done = 0
-        self.step_rule: Step = step_of(strategy)
-        self.step_rule.attach(self)
-        self.replicas.attach(self)
-        if optimizer is not None and self.optimizer is not made:
-            raise ExecutionError(
-                f"optimizer= with synchronisation={strategy.synchronisation} and "
-                f"gradient_compression={strategy.gradient_compression}, of which one "
-                f"has an optimizer of its own; leave it to the plan"
-            )
+        return made
 
     def _optimizer(self, factory: OptimizerFactory | None) -> torch.optim.Optimizer:
         if factory is None:
@@ -303,77 +243,6 @@ class Trainer:
         every = (part.inner.named_parameters() for part in self.parts.values())
         named = chain.from_iterable(every)
         return own_optimizer(((self._first.get(n, n), p) for n, p in named), factory)
-
-    def _build_whole(self, model: nn.Module, recording: Recording | None) -> None:
-        strategy = self.plan.strategy
-        named = [name for stage in strategy.stages for name in stage.modules]
-        recompute: Recompute = (
-            strategy.stages[0].recompute if strategy.stages else "none"
-        )
-        elsewhere: Collection[str] = ()
-        if isinstance(self.replicas, SkippingReplicas):
-            elsewhere = self.replicas.elsewhere(model, strategy, self.place)
-        self.parts[0] = parallelize(
-            model,
-            strategy,
-            self.place,
-            units=units_of_model(model, named),
-            recompute=recompute,
-            causal=self.plan.model.attention != "full",
-            recording=recording,
-            elsewhere=elsewhere,
-        )
-
-    def _build_stages(
-        self,
-        model: nn.Module,
-        recording: Recording | None,
-        lowered: Sequence[LoweredStage] | None,
-    ) -> None:
-        strategy, place = self.plan.strategy, self.place
-        if lowered is None:
-            with recording.active() if recording else nullcontext():
-                model.to(getattr(torch, strategy.precision.parameter))
-            if recording is not None:
-                compute_attributes(model, recording)
-            lowered = lower_stages(self.plan, model, place.device, place.index("cp"))
-        self.sends = [stage.sends for stage in lowered]
-        copies = find_copies([stage.module for stage in lowered])
-        stages, rank = strategy.run_stages, place.index("pp")
-        own = [index for index, stage in enumerate(stages) if stage.rank == rank]
-        with recording.active() if recording else nullcontext():
-            untie({index: lowered[index].module for index in own}, copies)
-        for index in own:
-            self.parts[index] = parallelize(
-                lowered[index].module,
-                strategy,
-                place,
-                units=lowered[index].units,
-                recompute=stages[index].recompute,
-                causal=self.plan.model.attention != "full",
-                recording=recording,
-                input_sharded=lowered[index].input_sharded,
-                output_sharded=lowered[index].output_sharded,
-            )
-            if isinstance(self.replicas, HoldingReplicas):
-                self.replicas.take(index, self.parts[index], place)
-        if place.size("pp") == 1:
-            # They run in turn by a rule of the copies' own.
-            return
-        inner = {index: part.inner for index, part in self.parts.items()}
-        self.tied = TiedSync(copies, inner, strategy, place)
-        modules = {index: part.module for index, part in self.parts.items()}
-        mine = [lowered[index] for index in own]
-        self.pipeline = Pipeline(mine, modules, strategy, place, self.loss)
-
-    def _seed_dropout(self) -> None:
-        """Seed dropout: masks differ between data ranks and stages, not tp ranks."""
-        place = self.place
-        sequence = self.plan.strategy.sharding.sequence_parallel
-        tp = place.index("tp") if sequence else 0
-        data = place.data_index * place.size("cp") + place.index("cp")
-        offset = (data * place.size("pp") + place.index("pp")) * 1009 + tp
-        torch.manual_seed(torch.initial_seed() + offset)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this rank under the model's own FQNs, tied copies once.
@@ -628,7 +497,9 @@ class Trainer:
         if self._separator is not None:
             shift = self.plan.workload.label_shift
             batch = split_documents(batch, self._separator, shift)
-        require_inputs(batch, self.plan.workload, self._further)
+        # What the model does not read a loss of the user's may.
+        names = self._further if self._own_loss is None else {*self._further, *batch}
+        require_inputs(batch, self.plan.workload, names)
         require_lengths(batch, self.plan)
         require_no_restarts(batch, self.plan.strategy.mesh.cp)
         return batch
@@ -702,7 +573,7 @@ class Trainer:
 
     def own_tokens(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Cut out the part of every sequence that this rank has under cp."""
-        return _own_tokens(self.plan, self.positions, inputs)
+        return own_tokens(self.plan, self.positions, inputs)
 
     def _mean_loss(self, loss: torch.Tensor | None) -> torch.Tensor:
         """Mean over the samples of all replicas, or of this one while they are apart.

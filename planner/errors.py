@@ -15,7 +15,9 @@
     ├── CalibrationError        measurements that cannot be read or fitted to
     ├── ExportError             a target cannot express the plan
     └── ExecutionError          a run failed
-        └── RankFailedError     a process died; the others were stopped
+        ├── RankFailedError     a process died; the others were stopped
+        ├── NonFiniteError      a loss, gradient or weight is not finite
+        └── StoppedError        a signal ended a run, which had saved its state
 
 A message says what, the values, the rule and the remedy, in one line.
 """
@@ -35,9 +37,11 @@ __all__ = [
     "FingerprintError",
     "MeshwrightError",
     "NoFeasiblePlanError",
+    "NonFiniteError",
     "OpBudgetError",
     "PlanFileError",
     "RankFailedError",
+    "StoppedError",
     "StrategyError",
     "TopologyError",
     "UnknownNameError",
@@ -146,3 +150,16 @@ class ExecutionError(MeshwrightError, RuntimeError):
 
 class RankFailedError(ExecutionError):
     """A process died; all the others were stopped."""
+
+
+class NonFiniteError(ExecutionError):
+    """A loss, gradient or weight is no longer finite; the message names the step."""
+
+    exit_code = 3
+
+
+class StoppedError(ExecutionError):
+    """A signal ended a run behind a step, after a checkpoint; it can be resumed."""
+
+    # EX_TEMPFAIL of sysexits.h: the user is invited to try again.
+    exit_code = 75

@@ -11,7 +11,9 @@ from planner import errors
 from planner.errors import (
     MeshwrightError,
     NoFeasiblePlanError,
+    NonFiniteError,
     RankFailedError,
+    StoppedError,
     UnknownNameError,
 )
 
@@ -41,10 +43,11 @@ def test_the_drawing_is_the_tree() -> None:
         assert issubclass(kind, MeshwrightError)
 
 
-def test_only_infeasible_plans_exit_with_2() -> None:
+def test_exit_codes_of_errors() -> None:
     for name in errors.__all__:
         kind = getattr(errors, name)
-        assert kind.exit_code == (2 if kind is NoFeasiblePlanError else 1)
+        own = {NoFeasiblePlanError: 2, NonFiniteError: 3, StoppedError: 75}
+        assert kind.exit_code == own.get(kind, 1)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from planner import plan
-from planner.schema import Precision
+from planner.schema import Optimizer, Precision
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -160,3 +165,61 @@ def test_home_pcs_send_what_is_predicted(
     for sent, predicted in counted:
         # Parts of rings are whole values.
         assert abs(int(sent.replace(",", "")) - int(predicted.replace(",", ""))) < 64
+
+
+def _changed_lines(plain: str, own: str) -> list[str]:
+    """Lines of code that are in the second file alone."""
+    codes = [(EXAMPLES / name).read_text().split('"""', 2)[2] for name in (plain, own)]
+    found = difflib.ndiff(*(code.splitlines() for code in codes))
+    return [line for line in found if line.startswith("+ ") and line.strip("+ ")]
+
+
+@pytest.mark.further
+def test_a_loop_of_plain_torch_runs_by_a_plan_with_few_changes(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert len(_changed_lines("plain_loop.py", "own_loop.py")) <= 6
+    plain = runpy.run_path(str(EXAMPLES / "plain_loop.py"))
+    torch.manual_seed(0)
+    plain["build"]().save_pretrained(tmp_path / "weights")
+    made = plan(
+        plain["build"](),
+        "local:2",
+        example_inputs={"input_ids": ((1, plain["LENGTH"]), "int64")},
+        global_batch=plain["SAMPLES"],
+        precision=Precision(compute="float32"),
+        optimizer=Optimizer(learning_rate=1e-3, weight_decay=0.01),
+        grad_clip_norm=1.0,
+        pin={"pp": 2},
+    )
+    made.save(tmp_path / "plan.json")
+    _run("plain_loop.py", "weights", monkeypatch=monkeypatch, folder=tmp_path)
+    alone = re.findall(r"^step \d+: loss (.*)", capsys.readouterr().out, re.M)
+    (tmp_path / "weights-tuned").rename(tmp_path / "plain-tuned")
+    said = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", EXAMPLES / "own_loop.py"),
+            *("weights", "plan.json"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    # Lines of two processes may stand on one.
+    several = sorted(re.findall(r"step (\d): loss (\d\.\d{5})", said))
+    assert len(several) == 2 * len(alone) == 2 * plain["STEPS"]
+    losses = [float(x) for x in alone for _ in range(2)]
+    found = [float(loss) for _, loss in several]
+    assert found == pytest.approx(losses, abs=2e-5)
+    assert losses[-1] < losses[0]
+    tuned = [
+        AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        for name in ("plain-tuned", "weights-tuned")
+    ]
+    for ours, theirs in zip(*(one.parameters() for one in tuned), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)

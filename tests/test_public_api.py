@@ -48,7 +48,9 @@ def test_the_entrance() -> None:
     ]
     assert dir(planner) == sorted(planner.__all__)
     assert executors.__all__ == [
+        "Callback",
         "FederationResult",
+        "LoopState",
         "Prepared",
         "RunResult",
         "Samples",

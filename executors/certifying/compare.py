@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from executors.building import lower_stages
 from executors.data import synthetic_batch
 from executors.exception_chain import explain, own_error
 from executors.losses import LossFunction
@@ -35,7 +36,7 @@ from executors.mesh import build_mesh
 from executors.names import tied_parameters
 from executors.pipelines.stages import LoweredStage
 from executors.steps import build_optimizer
-from executors.trainer import Trainer, lower_stages
+from executors.trainer import Trainer
 from planner.errors import ExecutionError
 from planner.schema import Plan
 

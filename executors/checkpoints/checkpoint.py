@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
+import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -54,6 +56,8 @@ class CheckpointOptions:
             With True and an empty folder a run begins at its beginning.
         keep: How many of the last to keep.
         background: Write from a thread while training goes on.
+        keep_best: Also keep that with the lowest evaluation loss, and save one after
+            each evaluation that is the best so far.
 
     Raises:
         ExecutionError: If a number is below 1, or the name is none.
@@ -64,6 +68,7 @@ class CheckpointOptions:
     resume: bool | str = False
     keep: int = 2
     background: bool = False
+    keep_best: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("every", self.every), ("keep", self.keep)):
@@ -77,6 +82,44 @@ class CheckpointOptions:
                 f"or nothing for the latest in {self.folder}"
             )
 
+    @classmethod
+    def of(
+        cls,
+        folder: str | os.PathLike[str] | None,
+        every: int | None,
+        resume: bool | str,
+        keep: int,
+        background: bool,
+        keep_best: bool = False,
+    ) -> CheckpointOptions | None:
+        """Options as a run is given them; None without a folder.
+
+        Args:
+            folder: As for :func:`executors.run`.
+            every: Steps between checkpoints; None for one at the end.
+            resume: As for ``run``.
+            keep: How many of the last to keep.
+            background: Write from a thread while training goes on.
+            keep_best: As for ``run``.
+
+        Raises:
+            ExecutionError: If there is no folder, although checkpoints are asked for.
+        """
+        if folder is None:
+            if every is not None or resume or keep_best:
+                asked = "checkpoint_every" if every is not None else "keep_best"
+                asked = "resume" if resume else asked
+                raise ExecutionError(f"{asked} needs a folder; give checkpoint_dir")
+            return None
+        return cls(
+            folder=Path(folder).absolute(),
+            every=every,
+            resume=resume,
+            keep=keep,
+            background=background,
+            keep_best=keep_best,
+        )
+
     def due(self, done: int, steps: int) -> bool:
         """Return True if a checkpoint is due after so many steps of a run.
 
@@ -86,18 +129,24 @@ class CheckpointOptions:
         """
         return done == steps or (self.every is not None and done % self.every == 0)
 
-    def require_rests(self, steps: int, replicas: Replicas) -> None:
+    def require_rests(
+        self, steps: int, replicas: Replicas, evaluate_every: int | None = None
+    ) -> None:
         """Refuse to save while copies of the weights are on their own.
 
         Args:
             steps: Steps that the run will have done at its end.
             replicas: What keeps the copies together.
+            evaluate_every: Steps between evaluations, behind which the best is saved.
 
         Raises:
             ExecutionError: If a checkpoint would be due between exchanges.
         """
         period = replicas.rests_every
-        for name, value in (("checkpoint_every", self.every), ("steps", steps)):
+        wanted = [("checkpoint_every", self.every), ("steps", steps)]
+        if self.keep_best:
+            wanted.append(("evaluate_every", evaluate_every))
+        for name, value in wanted:
             if value is not None and value % period and not replicas.rests(value):
                 more = value + period - value % period
                 raise ExecutionError(
@@ -153,6 +202,8 @@ class Checkpoints:
         self._pending: tuple[int, dcp.Pending] | None = None
         #: Step of the last checkpoint that was written, or resumed from.
         self.last: int | None = None
+        #: Lowest evaluation loss of a checkpoint of this run.
+        self._best = math.inf
 
     def __enter__(self) -> Self:
         return self
@@ -196,7 +247,8 @@ class Checkpoints:
             part = self._trainer.part
             state = read_states(record.data, part.index, part.count)
             self._data.load_state_dict(state)
-        self._on_first_rank(lambda: self._folder.settle(record.step))
+        best = self._on_first_rank(lambda: self._folder.settle(record.step))
+        self._best = math.inf if best is None else best
         self.last = self._trainer.done = record.step
         if self._rank == 0:
             took = time.perf_counter() - begin
@@ -297,8 +349,28 @@ class Checkpoints:
                 tensors[f"model.{name}"] = buffer
         dcp.load(tensors, folder, group)
 
-    def save(self, step: int) -> None:
+    def is_best(self, eval_loss: float | None) -> bool:
+        """Return True if a checkpoint of this evaluation loss is the best so far.
+
+        Args:
+            eval_loss: The same on all ranks; None for no evaluation.
+        """
+        return (
+            self.options.keep_best
+            and eval_loss is not None
+            and math.isfinite(eval_loss)
+            and eval_loss < self._best
+        )
+
+    def save(self, step: int, *, eval_loss: float | None = None) -> Path:
         """Save the state after so many steps.
+
+        Args:
+            step: Steps done.
+            eval_loss: Of an evaluation after this step; None without one.
+
+        Returns:
+            Folder of the checkpoint.
 
         Raises:
             ExecutionError: If a parameter is no longer finite, copies of it differ, or
@@ -319,10 +391,16 @@ class Checkpoints:
             seed=self._seed,
             environment={"torch": str(torch.__version__)},
             data=self._data_states(),
+            eval_loss=eval_loss,
         )
+        best = self.is_best(eval_loss)
+        if best and eval_loss is not None:
+            self._best = eval_loss
 
         def publish(files: Mapping[str, FileRecord]) -> None:
-            self._folder.publish(record, files, options.keep)
+            self._folder.publish(
+                record, files, options.keep, best=best, keep_best=options.keep_best
+            )
             took = time.perf_counter() - begin
             _LOG.info("saved %s in %.2f s", self._folder.of(step), took)
 
@@ -337,6 +415,7 @@ class Checkpoints:
         self._pending = step, pending
         if not options.background:
             self.wait()
+        return self._folder.of(step)
 
     def _data_states(self) -> tuple[dict[str, Any], ...]:
         """Position in the data of each data-parallel coordinate; collective."""

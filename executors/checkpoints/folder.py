@@ -2,12 +2,15 @@
 
 ``step-000123`` is the state after 123 steps. It is written as ``step-000123.tmp`` and
 renamed when every rank has written its part; then the file ``latest`` is made to name
-it. Whatever kills a run, at any moment, ``latest`` names a whole checkpoint.
+it. Whatever kills a run, at any moment, ``latest`` names a whole checkpoint. So does
+``best``, where that with the lowest evaluation loss is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -24,7 +27,7 @@ __all__ = ["CheckpointFolder", "damage", "inspect_file", "is_checkpoint_name"]
 _LOG = logging.getLogger(__name__)
 
 _STEP = re.compile(r"step-(\d{6,})")
-_RECORD, _LATEST = "checkpoint.json", "latest"
+_RECORD, _LATEST, _BEST = "checkpoint.json", "latest", "best"
 #: Endings of folders that are no checkpoints: half written or half deleted; set aside.
 _TEMPORARY, _ASIDE = ".tmp", ".aside"
 _CHUNK_BYTES = 1 << 20
@@ -153,8 +156,12 @@ class CheckpointFolder:
         except PlanFileError as error:
             raise ExecutionError(f"{error}{self.remedy(name)}") from error
 
-    def settle(self, step: int) -> None:
-        """Make a checkpoint the latest; delete later ones."""
+    def settle(self, step: int) -> float | None:
+        """Make a checkpoint the latest; set later ones aside.
+
+        Returns:
+            Lowest evaluation loss of those that stay; None if none has any.
+        """
         self._point_to(self.of(step).name)
         for later in self.steps():
             if later > step:
@@ -163,9 +170,41 @@ class CheckpointFolder:
                 shutil.rmtree(aside, ignore_errors=True)
                 old.rename(aside)
                 _LOG.warning("%s set aside: the run goes on from %d", aside, step)
+        losses = self._losses()
+        if not losses:
+            (self.path / _BEST).unlink(missing_ok=True)
+            return None
+        best = min(losses, key=lambda one: (losses[one], one))
+        if (self.path / _BEST).exists():
+            self._point_to(self.of(best).name, _BEST)
+        return losses[best]
+
+    def _losses(self) -> dict[int, float]:
+        """Evaluation loss of each checkpoint that has one, by its step."""
+        found: dict[int, float] = {}
+        for step in self.steps():
+            with contextlib.suppress(PlanFileError):
+                # One that is damaged is refused when it is asked for.
+                loss = CheckpointRecord.load(self.of(step) / _RECORD).eval_loss
+                if loss is not None and math.isfinite(loss):
+                    found[step] = loss
+        return found
+
+    def _best(self) -> str | None:
+        """Name in the file ``best``; None without one."""
+        pointer = self.path / _BEST
+        if not pointer.is_file():
+            return None
+        return pointer.read_bytes().decode(errors="replace").strip()
 
     def publish(
-        self, record: CheckpointRecord, files: Mapping[str, FileRecord], keep: int
+        self,
+        record: CheckpointRecord,
+        files: Mapping[str, FileRecord],
+        keep: int,
+        *,
+        best: bool = False,
+        keep_best: bool = False,
     ) -> None:
         """Make what all ranks have written a checkpoint, the latest; drop old ones.
 
@@ -173,6 +212,8 @@ class CheckpointFolder:
             record: Without files.
             files: All files of the folder.
             keep: How many of the last to keep.
+            best: Make it the best, too.
+            keep_best: Keep the best, though it is not among the last.
         """
         folder, written = self.of(record.step), self.unfinished(record.step)
         record = record.model_copy(update={"files": dict(sorted(files.items()))})
@@ -184,12 +225,16 @@ class CheckpointFolder:
         written.rename(folder)
         _sync(self.path)
         self._point_to(folder.name)
+        if best:
+            self._point_to(folder.name, _BEST)
+        kept = self._best() if keep_best else None
         earlier = [step for step in self.steps() if step < record.step]
         for step in earlier[: max(0, len(earlier) - (keep - 1))]:
-            self._delete(self.of(step))
+            if self.of(step).name != kept:
+                self._delete(self.of(step))
 
-    def _point_to(self, name: str) -> None:
-        write_atomically(self.path / _LATEST, f"{name}\n".encode())
+    def _point_to(self, name: str, pointer: str = _LATEST) -> None:
+        write_atomically(self.path / pointer, f"{name}\n".encode())
         _sync(self.path)
 
     def _delete(self, folder: Path) -> None:

@@ -18,6 +18,7 @@ from executors.data.batches import (
     slice_batch,
     synthetic_batch,
 )
+from executors.data.data_source import DataSource
 from executors.data.documents import (
     require_documents,
     require_no_restarts,
@@ -26,7 +27,6 @@ from executors.data.documents import (
 from executors.data.parts import BatchPart, Part, agree_on_parts, gather_batch
 from executors.data.samples import Samples
 from executors.data.sources import (
-    DataSource,
     TrainingData,
     evaluation_batches,
     open_source,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 
 import torch
 import torch.distributed as dist
@@ -13,10 +20,12 @@ from planner.errors import ExecutionError
 from planner.schema import Plan, Workload
 
 __all__ = [
+    "SAME_DATA",
     "Batch",
     "Data",
     "batch_checksums",
     "global_batches",
+    "require_alike",
     "require_equal_batches",
     "require_inputs",
     "require_lengths",
@@ -29,6 +38,14 @@ __all__ = [
 Batch = Mapping[str, torch.Tensor]
 #: Global batches one after the other, or a function from the step's number to one.
 Data = Iterable[Batch] | Callable[[int], Batch]
+
+#: Remedy where ranks were given different data.
+SAME_DATA = (
+    "every rank must be given the same data in the same order, of which it trains on "
+    "its own part: seed the sampler equally on all ranks "
+    "(DataLoader(generator=torch.Generator().manual_seed(0))) and use no "
+    "DistributedSampler"
+)
 
 #: Integers of an input without a bound are drawn from [0, 2): right for masks.
 _DEFAULT_HIGH = 2
@@ -174,23 +191,34 @@ def require_equal_batches(batch: Batch, step: int, device: torch.device) -> None
         return
     everyone: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyone, sums)
-    names = sorted(set().union(*everyone))
-    for name in names:
-        found = [one.get(name) for one in everyone]
-        usual = Counter(found).most_common(1)[0][0]
-        # Of two equally frequent values, rank 0 has the usual one.
-        usual = found[0] if found.count(found[0]) == found.count(usual) else usual
-        others = [str(rank) for rank, one in enumerate(found) if one != usual]
-        if others:
-            raise ExecutionError(
-                f"{name!r} of step {step + 1} differs between ranks: "
-                f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(others)} had "
-                f"other values than rank {found.index(usual)}; data must be the global "
-                f"batch, equal on every rank, which takes its own part of it: seed the "
-                f"sampler equally on all ranks "
-                f"(DataLoader(generator=torch.Generator().manual_seed(0))) and use no "
-                f"DistributedSampler"
-            )
+    for name in sorted(set().union(*everyone)):
+        require_alike([one.get(name) for one in everyone], repr(name), step)
+
+
+def require_alike(
+    values: Sequence[Hashable], what: str, step: int, *, verb: str = "differs"
+) -> None:
+    """Refuse data that differs between ranks.
+
+    Args:
+        values: Checksum of each rank.
+        what: That they are of, for the message.
+        step: Number of the step, from 0, for the message.
+        verb: Of the message.
+
+    Raises:
+        ExecutionError: Naming the ranks that differ from most, and the remedy.
+    """
+    counts = Counter(values)
+    # Of equally frequent values, rank 0 has the usual one.
+    usual = max(counts, key=lambda value: (counts[value], value == values[0]))
+    others = [str(rank) for rank, value in enumerate(values) if value != usual]
+    if others:
+        raise ExecutionError(
+            f"{what} of step {step + 1} {verb} between ranks: "
+            f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(others)} had "
+            f"others than rank {values.index(usual)}; {SAME_DATA}"
+        )
 
 
 def batch_checksums(batch: Batch) -> dict[str, int]:

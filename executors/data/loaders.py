@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
+from executors.data.data_source import DataSource
 from executors.data.parts import BatchPart, Part
 from executors.data.samples import (
     require_batch,
@@ -90,7 +91,7 @@ class _PartIterator:
             next(self._numbers)
 
 
-class LoaderSource:
+class LoaderSource(DataSource):
     """A loader of global batches, of each of which this rank reads its samples."""
 
     def __init__(

@@ -9,14 +9,18 @@ of 56 bytes a coordinate.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from executors.data.batches import Batch, batch_checksums
+from executors.data.batches import (
+    SAME_DATA,
+    Batch,
+    batch_checksums,
+    require_alike,
+)
 from planner.errors import ExecutionError
 
 __all__ = ["BatchPart", "Part", "agree_on_parts", "gather_batch"]
@@ -118,21 +122,8 @@ def _refuse(sums: Mapping[str, int], shared: int, index: int, step: int) -> None
         (0, 0, {}) for _ in range(dist.get_world_size())
     ]
     dist.all_gather_object(everyone, (index, shared, sums))
-    remedy = (
-        "every rank must be given the same data in the same order, of which it reads "
-        "its own part: seed the sampler equally on all ranks "
-        "(DataLoader(generator=torch.Generator().manual_seed(0))) and use no "
-        "DistributedSampler"
-    )
     orders = [one[1] for one in everyone]
-    usual = _usual(orders)
-    others = [str(rank) for rank, order in enumerate(orders) if order != usual]
-    if others:
-        raise ExecutionError(
-            f"samples of step {step + 1} differ between ranks: "
-            f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(others)} had "
-            f"others than rank {orders.index(usual)}; {remedy}"
-        )
+    require_alike(orders, "samples", step, verb="differ")
     for rank, (coordinate, _, found) in enumerate(everyone):
         first = next(n for n, one in enumerate(everyone) if one[0] == coordinate)
         wanted = everyone[first][2]
@@ -143,19 +134,9 @@ def _refuse(sums: Mapping[str, int], shared: int, index: int, step: int) -> None
         if name is not None:
             raise ExecutionError(
                 f"{name!r} of step {step + 1} differs between ranks {first} and "
-                f"{rank}, which train on the same samples; {remedy}"
+                f"{rank}, which train on the same samples; {SAME_DATA}"
             )
-    raise ExecutionError(f"data of step {step + 1} differs between ranks; {remedy}")
-
-
-def _usual(values: Sequence[int]) -> int:
-    """Return the most frequent value; of equally frequent ones that of rank 0."""
-    most = Counter(values).most_common(1)[0][1]
-    return (
-        values[0]
-        if values.count(values[0]) == most
-        else max(set(values), key=values.count)
-    )
+    raise ExecutionError(f"data of step {step + 1} differs between ranks; {SAME_DATA}")
 
 
 def gather_batch(batch: BatchPart, part: Part) -> dict[str, torch.Tensor]:

@@ -6,22 +6,16 @@ import queue
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from executors.data.batches import Batch
+from executors.data.data_source import DataSource
 from executors.data.parts import BatchPart
 
 __all__ = ["Prefetched"]
 
 #: Batches that are ready before they are asked for.
 _DEPTH = 2
-
-
-class _Source(Protocol):
-    def batch(self, step: int) -> Batch | BatchPart: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +27,7 @@ class _Ready:
     error: BaseException | None = None
 
 
-class Prefetched:
+class Prefetched(DataSource):
     """A source that is read ahead of, in a thread.
 
     Positions are those of the batches that were given, not of those that were read. The
@@ -46,7 +40,7 @@ class Prefetched:
     """
 
     def __init__(
-        self, source: _Source, *, pin_memory: bool = False, depth: int = _DEPTH
+        self, source: DataSource, *, pin_memory: bool = False, depth: int = _DEPTH
     ) -> None:
         self._source, self._pin, self._depth = source, pin_memory, depth
         self._thread: threading.Thread | None = None

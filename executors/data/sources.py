@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from executors.data.batches import Batch, Data, global_batches
+from executors.data.data_source import DataSource
 from executors.data.loaders import LoaderSource
 from executors.data.parts import BatchPart, Part
 from executors.data.prefetch import Prefetched
@@ -55,7 +56,6 @@ from planner.errors import ExecutionError
 from planner.schema import Workload
 
 __all__ = [
-    "DataSource",
     "TrainingData",
     "evaluation_batches",
     "open_source",
@@ -64,34 +64,6 @@ __all__ = [
 
 #: Steps of a run of unknown length: global batches are made as they are asked for.
 _ENDLESS = sys.maxsize
-
-
-@runtime_checkable
-class DataSource(Protocol):
-    """Data of a run, as one rank reads it."""
-
-    def batch(self, step: int) -> Batch | BatchPart:
-        """This rank's part of the batch of a step, from 0; or the global batch.
-
-        Raises:
-            ExecutionError: If the data is empty, too short, or does not fit the plan.
-        """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position behind the last batch; JSON values and tensors.
-
-        Under a plan with other replicas it means the same.
-        """
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position.
-
-        Raises:
-            ExecutionError: If it is one in other data.
-        """
-
-    def close(self) -> None:
-        """End threads and processes that read ahead."""
 
 
 #: What a run can be given: a token file's name, samples, a loader, global batches.
@@ -234,7 +206,7 @@ def require_data(path: str, workload: Workload) -> None:
 # -- Batches that are whole on every rank ----------------------------------------
 
 
-class _GlobalBatches:
+class _GlobalBatches(DataSource):
     """Global batches, of which the trainer cuts out this rank's part."""
 
     def __init__(self, data: Any, workload: Workload, seed: int) -> None:
@@ -263,7 +235,7 @@ class _GlobalBatches:
 # -- Token files -----------------------------------------------------------------
 
 
-class _TokenSource:
+class _TokenSource(DataSource):
     """Windows of a token file, at places drawn by seed and step."""
 
     def __init__(self, file: TokenFile, part: Part, seed: int) -> None:
@@ -298,7 +270,7 @@ class _TokenSource:
 # -- Datasets with a length ------------------------------------------------------
 
 
-class _IndexedSource:
+class _IndexedSource(DataSource):
     """Samples of a dataset with a length, in an order of the seed.
 
     Sample number k of the run is sample k mod n of pass k // n through the dataset.
@@ -404,7 +376,7 @@ class _Iterated:
 # -- Streams ---------------------------------------------------------------------
 
 
-class _StreamSource:
+class _StreamSource(DataSource):
     """Samples one after the other, of which this rank keeps its own.
 
     Every rank reads the whole stream: where it is cut would depend on their number.

@@ -31,8 +31,8 @@ from executors.dryrun.trace import StepTrace
 from executors.dryrun.world import fake_group, fake_tensors
 from executors.exception_chain import chain, explain
 from executors.mesh import ProcessMesh, build_mesh
+from executors.model_source import check_model
 from executors.names import tied_parameters
-from executors.prepared import check_model
 from executors.replicas import HoldingReplicas, skipped_parameters
 from executors.steps import PlainStep
 from executors.strategies.context import whole_sequences

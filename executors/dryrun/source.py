@@ -12,7 +12,7 @@ from unittest import mock
 from torch import nn
 from torch.utils._pytree import TreeSpec
 
-from executors import trainer
+from executors import building
 from executors.deferred.model import held_tensors
 from executors.pipelines.stages import LoweredStage, lower
 from executors.pipelines.tied import TiedCopies, find_copies
@@ -65,8 +65,8 @@ class ModelSource:
     def shared(self) -> Iterator[None]:
         """Share the cut model with trainers that are built in the block."""
         with (
-            mock.patch.object(trainer, "lower", self._lower),
-            mock.patch.object(trainer, "find_copies", self._find_copies),
+            mock.patch.object(building, "lower", self._lower),
+            mock.patch.object(building, "find_copies", self._find_copies),
         ):
             yield
 

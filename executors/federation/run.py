@@ -32,8 +32,8 @@ from executors.data import (
 from executors.federation.exchange import MemberExchange, Place
 from executors.federation.saving import (
     MemberReplicas,
-    checkpoint_options,
     member_options,
+    require_checkpoints,
     require_exchange,
 )
 from executors.federation.weights import MemberWeights
@@ -44,16 +44,17 @@ from executors.launching.process_group import (
     ranks_of_processes,
 )
 from executors.launching.rendezvous import Meeting, agree, open_store
+from executors.loop import StepReport
 from executors.mesh import choose_device
-from executors.prepared import ModelSource, prepare_trainer
+from executors.model_source import ModelSource, prepare_trainer
 from executors.replicas.local_steps import outer_step
 from executors.replicas.membership import Membership
 from executors.replicas.pieces import local_part
-from executors.runner import StepReport
+from executors.runner import require_evaluation_options
 from executors.soundness import require_finite_step, require_sound_weights
 from executors.trainer import Trainer
 from executors.weights.options import WeightOptions
-from planner.errors import ExecutionError
+from planner.errors import ExecutionError, NonFiniteError
 from planner.schema import Federation, Workload
 
 __all__ = ["FederationResult", "run_federation"]
@@ -161,14 +162,16 @@ def run_federation(
         files=WeightOptions.of(
             model_fn, init_from, allow_missing_weights, save_hf, save_dtype
         ),
-        checkpoints=checkpoint_options(
+        checkpoints=require_checkpoints(
             federation,
-            checkpoint_dir,
-            steps=steps,
-            every=checkpoint_every,
-            resume=resume,
-            keep=keep_checkpoints,
-            background=background_checkpoints,
+            CheckpointOptions.of(
+                checkpoint_dir,
+                checkpoint_every,
+                resume,
+                keep_checkpoints,
+                background_checkpoints,
+            ),
+            steps,
         ),
         eval_data=_require_evaluation(eval_data, evaluate_every),
         evaluate_every=evaluate_every,
@@ -513,7 +516,7 @@ class _Run:
         dist.all_gather_object(found, wrong[0] if wrong else None)
         first = next((name for name in found if name is not None), None)
         if first is not None:
-            raise ExecutionError(
+            raise NonFiniteError(
                 f"{first} of this member is not finite at exchange {number}, which it "
                 f"takes no part in; lower the learning rate or set grad_clip_norm"
             )
@@ -527,11 +530,7 @@ def _require_evaluation(
     Raises:
         ExecutionError: If there are no data, or the number of steps is below 1.
     """
-    if evaluate_every is not None and (eval_data is None or evaluate_every < 1):
-        raise ExecutionError(
-            f"evaluate_every={evaluate_every}; give eval_data and a number of at least "
-            f"1"
-        )
+    require_evaluation_options(eval_data, evaluate_every)
     if isinstance(eval_data, list | tuple) and not eval_data:
         raise ExecutionError("eval_data holds no batch; give at least one, or None")
     return eval_data

@@ -10,7 +10,6 @@ last checkpoint, and the rest from another member.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,12 @@ from executors.trainer import Trainer
 from planner.errors import ExecutionError
 from planner.schema import Federation
 
-__all__ = ["MemberReplicas", "checkpoint_options", "member_options", "require_exchange"]
+__all__ = [
+    "MemberReplicas",
+    "member_options",
+    "require_checkpoints",
+    "require_exchange",
+]
 
 
 class MemberReplicas(AllReduceReplicas):
@@ -107,36 +111,26 @@ class _Saved:
         raise ExecutionError(f"{problem} in {folder}; {remedy}")
 
 
-def checkpoint_options(
-    federation: Federation,
-    folder: str | os.PathLike[str] | None,
-    *,
-    steps: int,
-    every: int | None,
-    resume: bool | str,
-    keep: int,
-    background: bool,
+def require_checkpoints(
+    federation: Federation, options: CheckpointOptions | None, steps: int
 ) -> CheckpointOptions | None:
-    """Options of all members' checkpoints; None without a folder.
+    """Refuse checkpoints that would be due between exchanges.
 
     Args:
         federation: What is run.
-        folder: Holds a folder for each member.
+        options: Of all members' checkpoints, whose folder holds a folder for each
+            member; None for none.
         steps: Of the run.
-        every: Steps between checkpoints; None for one at the end.
-        resume: Go on from the last step that all members saved, or a named one.
-        keep: How many of the last to keep.
-        background: Write from a thread while training goes on.
+
+    Returns:
+        The options.
 
     Raises:
-        ExecutionError: If one would be due between exchanges, or there is no folder.
+        ExecutionError: If one would be, or a member cannot be saved at an exchange.
     """
-    if folder is None:
-        if every is not None or resume:
-            asked = "resume" if resume else "checkpoint_every"
-            raise ExecutionError(f"{asked} needs a folder; give checkpoint_dir")
+    if options is None:
         return None
-    require_exchange(federation, "checkpoint_every", every)
+    require_exchange(federation, "checkpoint_every", options.every)
     require_exchange(federation, "steps", steps, "with checkpoints")
     for member in federation.members:
         strategy = member.plan.strategy
@@ -146,13 +140,7 @@ def checkpoint_options(
                 f"{strategy.asynchrony} and microbatches under way at an exchange; "
                 f"leave it out or plan the member with asynchrony=flushed"
             )
-    return CheckpointOptions(
-        folder=Path(folder).absolute(),
-        every=every,
-        resume=resume,
-        keep=keep,
-        background=background,
-    )
+    return options
 
 
 def require_exchange(

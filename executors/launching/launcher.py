@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,6 +37,7 @@ def launch(
     timeout_s: float | None = None,
     on_failure: OnFailure = "stop",
     max_restarts: int = 0,
+    passed_on: Sequence[signal.Signals] = (),
 ) -> list[Any]:
     """Call a function in each of several new processes that can form a group.
 
@@ -57,6 +58,9 @@ def launch(
             store that the ranks meet by, and tells there which have ended.
         max_restarts: How often each rank that fails is started again while the others
             continue.
+        passed_on: Signals to this process that each rank gets, and answers by itself,
+            as :func:`executors.run` does behind a step; a second one ends all at once.
+            They are blocked in ranks, which look for them when they can.
     Returns:
         What each call returned, by rank; None for ranks that have failed.
     Raises:
@@ -75,8 +79,14 @@ def launch(
             f"started again while others continue: use on_failure='continue' and a "
             f"number of at least 0, or max_restarts=0"
         )
-    job = {"entry": entry, "args": dict(args), "restarts": max_restarts}
-    with _sigterm_raises(), contextlib.ExitStack() as cleanup:
+    job = {
+        "entry": entry,
+        "args": dict(args),
+        "restarts": max_restarts,
+        "blocked": [int(number) for number in passed_on],
+    }
+    relay = _Relay(passed_on)
+    with relay.active(), contextlib.ExitStack() as cleanup:
         port = cleanup.enter_context(_reserved_port())
         common = _common_environment(processes, threads, port, env)
         losses: _Losses | None = None
@@ -84,6 +94,7 @@ def launch(
             losses = _Losses(port)
             common["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         spawner, ranks, control = _start(job, common, processes, cleanup)
+        relay.ranks = ranks
         monitor = Monitor(spawner, ranks, control, on_message, losses)
         cleanup.callback(monitor.end)
         monitor.watch(timeout_s)
@@ -198,18 +209,44 @@ def _start(
     return spawner, ranks, control
 
 
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Raise on SIGTERM in the block, so that resources are closed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class _Relay:
+    """Signals to this process: passed on to the ranks, or the end of all.
 
-    def stop(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+    Args:
+        passed_on: Those that ranks get; SIGTERM ends all in any case, when it comes
+            twice, or while not all ranks have been started.
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    Attributes:
+        ranks: Those that there are.
+    """
+
+    def __init__(self, passed_on: Sequence[signal.Signals]) -> None:
+        self._passed_on = passed_on
+        self._told = False
+        self.ranks: Sequence[Rank] = ()
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        started = self.ranks and all(rank.pid is not None for rank in self.ranks)
+        if self._told or not started or number not in self._passed_on:
+            raise SystemExit(128 + number)
+        self._told = True
+        for rank in self.ranks:
+            if rank.code is None and rank.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, number)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Handle signals in the block; SIGTERM always, so that resources are closed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {
+            number: signal.signal(number, self._handle)
+            for number in {signal.SIGTERM, *self._passed_on}
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

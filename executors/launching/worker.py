@@ -112,6 +112,8 @@ def main() -> int:
     """Read a job from stdin and do it, as the spawner or as one of its ranks."""
     _die_with_parent(int(sys.argv[1]))
     job = json.load(sys.stdin)
+    # Of a signal to all processes of a job only the ranks take notice, when they can.
+    signal.pthread_sigmask(signal.SIG_BLOCK, job["blocked"])
     ranks = {_start(job, index): index for index in range(len(job["ranks"]))}
     left = dict.fromkeys(ranks.values(), job["restarts"])
     if not job["restarts"]:

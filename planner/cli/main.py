@@ -45,7 +45,8 @@ _COMPILING = "planner.simulate.compiled"
 _WORLDS_OF = ("train", "evaluate")
 
 _DESCRIPTION = """Plan how a large torch model is split over the machines you have, and
-run the plan. Exit codes: 0 done, 1 error, 2 no feasible plan. --version prints the
+run the plan. Exit codes: 0 done, 1 error, 2 no feasible plan, 3 a loss that is not
+finite, 75 stopped by a signal after a checkpoint. --version prints the
 version; MESHWRIGHT_LOG=INFO shows what happens."""
 
 
@@ -59,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; ``sys.argv`` if None.
     Returns:
-        0 done, 1 error, 2 no feasible plan, 130 interrupted.
+        0 done, 1 error, 2 no feasible plan, 3 a loss that is not finite, 75 stopped by
+        a signal after a checkpoint, 130 interrupted.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given in (["--version"], ["-V"]):

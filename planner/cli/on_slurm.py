@@ -66,11 +66,13 @@ def run_words(arguments: Mapping[str, Any]) -> list[str]:
         if arguments.get(name) is not None:
             words += [f"--{name.replace('_', '-')}", str(arguments[name])]
     if arguments["checkpoint_dir"] is not None:
-        words += ["--keep-checkpoints", str(arguments["keep_checkpoints"])]
+        words += ["--keep-last", str(arguments["keep_checkpoints"])]
+    words += _loop_words(arguments)
     for flag in (
         "measure",
         "check_first_step",
         "background_checkpoints",
+        "keep_best",
         "allow_missing_weights",
         "allow_remote_code",
         "force",
@@ -85,6 +87,22 @@ def run_words(arguments: Mapping[str, Any]) -> list[str]:
         words.append("--resume")
         if arguments["resume"] is not True:
             words.append(arguments["resume"])
+    return words
+
+
+def _loop_words(arguments: Mapping[str, Any]) -> list[str]:
+    """Words of logs, traces and early ends."""
+    words: list[str] = []
+    flags = {"json": "--log", "tensorboard": "--tensorboard", "wandb": "--wandb"}
+    for name, target in arguments.get("loggers", {}).items():
+        words += [flags[name], target]
+    if arguments.get("profile"):
+        words += ["--profile", arguments["profile"]]
+        words += ["--profile-dir", arguments["profile_dir"]]
+    if arguments.get("on_nonfinite", "stop") != "stop":
+        words += ["--on-nonfinite", arguments["on_nonfinite"]]
+    for name in arguments.get("signal", ()):
+        words += ["--signal", name]
     return words
 
 

@@ -11,6 +11,7 @@ import torch
 from planner.schema import Federation, Plan
 
 if TYPE_CHECKING:
+    from executors.loop import Callback
     from executors.prepared import SchedulerFactory
 
 __all__ = ["probe_rank", "train_member", "train_rank", "verify_ranks"]
@@ -28,6 +29,19 @@ def _scheduler(arguments: dict[str, Any]) -> SchedulerFactory | None:
     if schedule == "constant" and not warm_up:
         return None
     return learning_rate(schedule, steps=arguments["steps"], warm_up_steps=warm_up)
+
+
+def _callbacks(arguments: dict[str, Any]) -> list[Callback]:
+    """Loggers and profiler that the command line asks for."""
+    from executors.loop import ProfilerTrace, make_logger
+
+    found = [
+        make_logger(name, target)
+        for name, target in arguments.get("loggers", {}).items()
+    ]
+    if arguments.get("profile"):
+        found.append(ProfilerTrace(arguments["profile"], arguments["profile_dir"]))
+    return found
 
 
 def _model_fn(
@@ -82,6 +96,10 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         save_hf=arguments.get("save_hf"),
         save_dtype=arguments.get("save_dtype"),
         on_step=lambda report: emit({"step": report.step, "loss": report.loss}),
+        callbacks=_callbacks(arguments),
+        keep_best=arguments.get("keep_best", False),
+        on_nonfinite=arguments.get("on_nonfinite", "stop"),
+        stop_signals=arguments.get("signal", ()),
     )
     measured, checked = result.measurement, result.first_step_check
     return {
@@ -89,6 +107,8 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         "losses": list(result.losses),
         "evaluations": [list(each) for each in result.evaluations],
         "step_times_s": list(result.step_times_s),
+        "stopped": result.stopped,
+        "skipped_steps": list(result.skipped_steps),
         "measurement": measured.to_data() if measured else None,
         "first_step_check": asdict(checked) if checked else None,
     }

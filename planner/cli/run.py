@@ -6,10 +6,11 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from signal import Signals
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -29,10 +30,14 @@ from planner.errors import (
     ExecutionError,
     FingerprintError,
     RankFailedError,
+    StoppedError,
 )
 from planner.schema import ClusterReference, Federation, Plan
 from planner.schema.base import require_writable
 from planner.schema.violations import comparison_violation
+
+if TYPE_CHECKING:
+    from planner.report.measured import Row
 
 __all__ = [
     "RunCommand",
@@ -91,6 +96,26 @@ SbatchOptions = Annotated[
         metavar="OPTION",
         help="For --on slurm: an option of sbatch without its dashes, such as "
         "partition=gpu or time=2:00:00. May be given several times.",
+    ),
+]
+
+OptionalProject = Annotated[
+    str | None, tyro.conf.arg(metavar="PROJECT", help_behavior_hint="")
+]
+OptionalSteps = Annotated[
+    str | None, tyro.conf.arg(metavar="FIRST:LAST", help_behavior_hint="")
+]
+KeepLast = Annotated[
+    int, tyro.conf.arg(name="keep-last", aliases=("--keep-checkpoints",))
+]
+StopSignal = Annotated[
+    tuple[str, ...],
+    tyro.conf.UseAppendAction,
+    tyro.conf.arg(
+        metavar="NAME",
+        help="A signal besides TERM, such as USR1, upon which the run saves a "
+        "checkpoint behind the running step and ends with exit code 75. May be given "
+        "several times; needs --checkpoint-dir.",
     ),
 ]
 
@@ -153,10 +178,28 @@ class RunCommand:
     """New folder for the weights at the end, which transformers loads."""
     save_dtype: OptionalDtype = None
     """Numbers of --save-hf; by default those of the parameters."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: KeepLast = 2
     """Number of latest checkpoints to keep."""
+    keep_best: bool = False
+    """Also keep the checkpoint with the lowest evaluation loss, and save one after each
+    evaluation that is the best so far; the file best names it."""
     background_checkpoints: bool = False
     """Write checkpoints while training goes on."""
+    log: OptionalFile = None
+    """File for loss, gradient norm, learning rate, tokens/s, step time, MFU and memory
+    of each step as JSON lines, beside the plan's predictions."""
+    tensorboard: OptionalFolder = None
+    """Folder for the same, for TensorBoard."""
+    wandb: OptionalProject = None
+    """Project of Weights & Biases for the same."""
+    profile: OptionalSteps = None
+    """Steps to trace with torch's profiler, first and last, counted from 1: 5:8."""
+    profile_dir: str = "profile"
+    """Folder for the traces, one file a rank; open them at ui.perfetto.dev."""
+    on_nonfinite: Literal["stop", "skip", "continue"] = "stop"
+    """When a loss or gradient is not finite: end with exit code 3; or leave the step
+    out, with weights and optimizer as they were; or take it."""
+    signal: StopSignal = ()
     rank_timeout_s: float = 30.0
     """Seconds without a new rank at the start, or a sign of life from one later, after
     which all ranks end and name those that are missing."""
@@ -201,6 +244,7 @@ class RunCommand:
             **self.checkpoints(),
             **self.weights(),
             **self.evaluation(),
+            **self.loop(),
             "document_separator": self.document_separator,
             "lr_schedule": self.lr_schedule,
             "warm_up_steps": self.warm_up_steps,
@@ -218,6 +262,8 @@ class RunCommand:
         result = _train_as_rank(arguments)
         if os.environ["RANK"] == "0":
             self._report(plan, result)
+        else:
+            self._require_not_stopped(result)
 
     def checkpoints(self) -> dict[str, Any]:
         """Options of checkpoints as :func:`executors.run` takes them.
@@ -226,12 +272,18 @@ class RunCommand:
             ExecutionError: If they contradict each other.
         """
         folder = self.checkpoint_dir
-        if folder is None and (self.resume or self.checkpoint_every is not None):
-            asked = "--resume" if self.resume else "--checkpoint-every"
+        wanted = {
+            "--resume": bool(self.resume),
+            "--checkpoint-every": self.checkpoint_every is not None,
+            "--keep-best": self.keep_best,
+            "--signal": bool(self.signal),
+        }
+        asked = next((flag for flag, given in wanted.items() if given), None)
+        if folder is None and asked is not None:
             raise ExecutionError(f"{asked} needs a folder; add --checkpoint-dir")
         for flag, value in (
             ("--checkpoint-every", self.checkpoint_every),
-            ("--keep-checkpoints", self.keep_checkpoints),
+            ("--keep-last", self.keep_checkpoints),
             ("--check-replicas-every", self.check_replicas_every),
         ):
             if value is not None and value < 1:
@@ -241,7 +293,41 @@ class RunCommand:
             "checkpoint_every": self.checkpoint_every,
             "resume": self.resume or False,
             "keep_checkpoints": self.keep_checkpoints,
+            "keep_best": self.keep_best,
             "background_checkpoints": self.background_checkpoints,
+        }
+
+    def loop(self) -> dict[str, Any]:
+        """Options of logs, traces and early ends as the ranks take them.
+
+        Raises:
+            ExecutionError: If one is wrong, or a library is not installed.
+        """
+        from executors.loop import make_logger, signal_numbers
+        from executors.loop.profiling import steps_to_profile
+
+        loggers = {
+            name: target if name == "wandb" else str(Path(target).absolute())
+            for name, target in (
+                ("json", self.log),
+                ("tensorboard", self.tensorboard),
+                ("wandb", self.wandb),
+            )
+            if target is not None
+        }
+        if self.on == "local":
+            # Elsewhere libraries are those of other machines.
+            for name, target in loggers.items():
+                make_logger(name, target)
+        if self.profile is not None:
+            steps_to_profile(self.profile)
+        signal_numbers(self.signal)
+        return {
+            "loggers": loggers,
+            "profile": self.profile,
+            "profile_dir": str(Path(self.profile_dir).absolute()),
+            "on_nonfinite": self.on_nonfinite,
+            "signal": list(self.signal),
         }
 
     def evaluation(self) -> dict[str, Any]:
@@ -255,6 +341,11 @@ class RunCommand:
             raise ExecutionError(
                 f"--evaluate-every {every}; give a number of at least 1, and "
                 f"--eval-data"
+            )
+        if self.keep_best and every is None:
+            raise ExecutionError(
+                "--keep-best compares evaluations during the run; add --eval-data and "
+                "--evaluate-every"
             )
         file = self.eval_data
         return {
@@ -428,6 +519,7 @@ class RunCommand:
                     on_message=heard,
                     on_failure=self._on_failure(plan),
                     max_restarts=self.max_restarts,
+                    passed_on=self._passed_on(),
                 )
             except RankFailedError as error:
                 told = hasattr(error, "__notes__")
@@ -435,6 +527,28 @@ class RunCommand:
         # Of copies that go on without others, the first that was there to the end.
         done = [dict(result) for result in results if result is not None]
         return min(done, key=_first_step)
+
+    def _passed_on(self) -> tuple[Signals, ...]:
+        """Signals that ranks answer by a checkpoint."""
+        from executors.loop import signal_numbers
+
+        if self.checkpoint_dir is None:
+            return ()
+        return signal_numbers(("TERM", *self.signal))
+
+    def _require_not_stopped(self, result: dict[str, Any]) -> None:
+        """End with an exit code of its own if a signal ended the run.
+
+        Raises:
+            StoppedError: If one did.
+        """
+        reason = result.get("stopped")
+        if reason in Signals.__members__:
+            done = result.get("first_step", 0) + len(result["losses"])
+            raise StoppedError(
+                f"stopped by {reason} after step {done} of {self.steps}, saved in "
+                f"{self.checkpoint_dir}; go on with --resume"
+            )
 
     def _on_failure(self, plan: Plan) -> Literal["stop", "continue"]:
         return "continue" if plan.strategy.synchronisation.fewest_copies else "stop"
@@ -451,7 +565,14 @@ class RunCommand:
         rows = compare(plan, measured) if measured is not None else []
         if self.json:
             emit_json({**result, "comparison": [row.to_dict() for row in rows]})
-            return
+        else:
+            self._report_text(plan, result, rows)
+        self._require_not_stopped(result)
+
+    def _report_text(
+        self, plan: Plan, result: dict[str, Any], rows: Sequence[Row]
+    ) -> None:
+        """Write losses, evaluations and the comparison with the prediction."""
         checked = result.get("first_step_check")
         if checked is not None:
             note(
@@ -472,6 +593,12 @@ class RunCommand:
             f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps on "
             f"{plan.strategy.mesh.num_devices} processes ({plan.strategy.label()})"
         )
+        if result.get("skipped_steps"):
+            skipped = ", ".join(str(step + 1) for step in result["skipped_steps"])
+            emit_text(f"left out, because they were not finite: steps {skipped}")
+        reason = result.get("stopped")
+        if reason is not None and reason not in Signals.__members__:
+            emit_text(f"stopped after step {first + len(losses)}: {reason}")
         for step, loss in result.get("evaluations", ()):
             emit_text(f"evaluation after step {step}: loss {loss:.4f}")
         if rows:

@@ -106,6 +106,13 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
         ),
         ("--lr-schedule", options.lr_schedule != "constant", "leave it out"),
         ("--warm-up-steps", options.warm_up_steps, "leave it out"),
+        ("--log", options.log, "leave it out"),
+        ("--tensorboard", options.tensorboard, "leave it out"),
+        ("--wandb", options.wandb, "leave it out"),
+        ("--profile", options.profile, "profile a member's own plan"),
+        ("--on-nonfinite", options.on_nonfinite != "stop", "leave it out"),
+        ("--signal", options.signal, "leave it out"),
+        ("--keep-best", options.keep_best, "leave it out"),
     ):
         if given:
             raise ExecutionError(

@@ -41,6 +41,7 @@ class CheckpointRecord(Document):
         environment: Versions of what wrote it.
         data: Position in the training data of each data-parallel coordinate, one entry
             where all have the same; empty if nothing but ``step`` says it.
+        eval_loss: Mean loss of an evaluation after this step; None without one.
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1
@@ -57,3 +58,4 @@ class CheckpointRecord(Document):
     files: dict[str, FileRecord] = Field(default_factory=dict)
     environment: dict[str, str] = Field(default_factory=dict)
     data: tuple[dict[str, Any], ...] = ()
+    eval_loss: float | None = None

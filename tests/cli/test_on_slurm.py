@@ -68,7 +68,7 @@ def test_a_script_is_written_and_submitted(
         *("--steps", "20", "--seed", "3", "--model", f"hf:{TINY}"),
         *("--rank-timeout-s", "30.0"),
         *("--checkpoint-dir", str(tmp_path / "states")),
-        *("--check-replicas-every", "5", "--keep-checkpoints", "2"),
+        *("--check-replicas-every", "5", "--keep-last", "2"),
         *("--measure", "--check-first-step", "--resume"),
     ]
     text = script.read_text()
@@ -105,7 +105,7 @@ def test_what_is_submitted_is_what_run_understands(
             "--resume",
             "step-000003",
         ),
-        *("--keep-checkpoints", "5", "--background-checkpoints"),
+        *("--keep-last", "5", "--background-checkpoints"),
     )
     answer = ask(capsys, "run", plan_file, "--on", "slurm", *flags)
     told = answer.json

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from executors import learning_rate, prepare, run
+from executors import build_model, learning_rate, prepare, run
 from executors.data import synthetic_batch
 from planner.errors import MeshwrightError
 from planner.schema import Optimizer, Plan, Precision
@@ -257,3 +257,96 @@ def test_a_loop_refuses_what_it_cannot_do(pool: Pool, tmp_path: Path) -> None:
     assert "holds checkpoints of another run" in said
     _, said = ask(pool, other, steps=2, own=True, load=str(tmp_path))
     assert "holds states of SGD" in said
+
+
+def smoothed(scores: torch.Tensor, batch: Any) -> torch.Tensor:
+    """Cross-entropy of a class a sample, with weights that come with the batch."""
+    losses = torch.nn.functional.cross_entropy(
+        scores[:, -1], batch["classes"], reduction="none", label_smoothing=0.1
+    )
+    return losses * batch["weights"]
+
+
+def contrastive(scores: torch.Tensor, batch: Any) -> torch.Tensor:
+    """Samples compared with each other."""
+    rows = scores.flatten(1)
+    return (rows @ rows.T).mean()
+
+
+def weighted_batch(plan: Plan, step: int) -> dict[str, torch.Tensor]:
+    size = plan.workload.global_batch
+    generator = torch.Generator().manual_seed(step)
+    return {
+        **synthetic_batch(plan.workload, step),
+        "classes": torch.randint(96, (size,), generator=generator),
+        "weights": torch.rand(size, generator=generator),
+    }
+
+
+def own_losses(plan_json: str, name: str) -> Any:
+    plan = Plan.from_json(plan_json)
+    try:
+        with prepare(
+            plan, lambda: build(plan.model.name), loss=globals()[name]
+        ) as training:
+            batches = [weighted_batch(plan, step) for step in range(3)]
+            losses = [training.step(batch).loss for batch in batches]
+            return [*losses, training.evaluate(batches[0])]
+    except MeshwrightError as error:
+        return str(error)
+
+
+def by_torch(steps: int) -> list[float]:
+    """The same without a plan."""
+    plan = make_plan("llama", optimizer=SGD)
+    model = build_model(lambda: build("llama"), 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        batch = weighted_batch(plan, step)
+        optimizer.zero_grad()
+        loss = smoothed(model(input_ids=batch["input_ids"]).logits, batch).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    batch = weighted_batch(plan, 0)
+    with torch.no_grad():
+        last = smoothed(model(input_ids=batch["input_ids"]).logits, batch).mean()
+    return [*losses, last.item()]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"dp_replicate": 2, "num_microbatches": 2},
+        ZERO3 | {"tp": 2},
+        PIPELINE | {"dp_replicate": 2},
+        ZBV,
+    ],
+    ids=["dp", "zero3-tp", "pp-dp", "zbv"],
+)
+def test_a_loss_of_ones_own_is_the_same_on_every_mesh(
+    pool: Pool, strategy: dict[str, Any]
+) -> None:
+    plan = make_plan("llama", optimizer=SGD, **strategy)
+    wanted = by_torch(3)
+    world = plan.strategy.mesh.num_devices
+    for found in pool.run(own_losses, world, plan.to_json(), "smoothed"):
+        assert found == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "message"),
+    [
+        ({"cp": 2}, "smoothed", "cp=2 divides each sample"),
+        ({"tp": 2, "loss_parallel": True}, "smoothed", "tp divides the scores"),
+        ({"dp_replicate": 2}, "contrastive", "it is no mean over samples, and the"),
+    ],
+)
+def test_a_loss_of_ones_own_is_refused_where_it_would_be_another(
+    pool: Pool, strategy: dict[str, Any], name: str, message: str
+) -> None:
+    plan = make_plan("llama", optimizer=SGD, **strategy)
+    assert any(
+        message in found for found in pool.run(own_losses, 2, plan.to_json(), name)
+    )

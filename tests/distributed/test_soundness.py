@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from executors import prepared, run
+from executors import run
 from executors.trainer import StepResult, Trainer
 from planner.errors import ExecutionError
 from planner.schema import Plan, Precision
@@ -106,7 +106,7 @@ def _drifting(plan_json: str, fqn: str, rank: int, options: dict[str, Any]) -> s
         return result
 
     plan = Plan.from_json(plan_json)
-    with mock.patch.object(prepared.Trainer, "step", stepped):
+    with mock.patch.object(Trainer, "step", stepped):
         return _ends(
             plan_json, lambda: build(plan.model.name), **{"steps": 2} | options
         )
