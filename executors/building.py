@@ -124,8 +124,7 @@ def lower_stages(
     """
     disable_kv_cache(model.modules())
     strategy = plan.strategy
-    precision, sharding = strategy.precision, strategy.sharding
-    tp = strategy.mesh.tp
+    precision, tp = strategy.precision, strategy.mesh.tp
     made = synthetic_batch(plan.workload, 0, samples=strategy.microbatch_size)
     sample = {spec.name: made[spec.name] for spec in plan.workload.inputs}
     with whole_sequences() if strategy.mesh.cp > 1 else nullcontext():
@@ -139,7 +138,8 @@ def lower_stages(
                 getattr(torch, precision.parameter),
                 getattr(torch, precision.compute),
             ),
-            output_shards=tp if sharding.loss_parallel else 1,
+            output_shards=tp if strategy.divides_logits else 1,
+            computes_loss=strategy.loss_chunks > 1,
             stream_shards=tp,
             inside_stream=cuts_inside_stream(model, strategy),
         )
@@ -190,6 +190,7 @@ def build_parts(
     """
     if len(plan.strategy.run_stages) <= 1:
         part = _whole_part(plan, model, place, replicas, recording)
+        loss.head = part.head
         return ModelParts(parts={0: part})
     if lowered is None:
         lowered = _lower_recorded(plan, model, place, recording)
@@ -266,6 +267,7 @@ def _stage_parts(
         return built
     inner = {index: part.inner for index, part in built.parts.items()}
     built.tied = TiedSync(copies, inner, strategy, place)
+    loss.head = next((p.head for p in built.parts.values() if p.head), None)
     modules = {index: part.module for index, part in built.parts.items()}
     mine = [lowered[index] for index in own]
     built.pipeline = Pipeline(mine, modules, strategy, place, loss)

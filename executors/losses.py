@@ -8,7 +8,7 @@ global batch, times the data-parallel degree, because the gradient reduction of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from executors.loss_scaling import LossScaler
+from executors.strategies.chunked_head import ChunkedHead
 from planner.errors import ExecutionError
 
 __all__ = [
@@ -168,6 +170,8 @@ class LossFunction:
         own_loss: The same.
         vocabulary: The tp axis, if it has dealt out the classes of the output.
         count: Terms of the mean over the global batch, set by :meth:`prepare`.
+        head: The model's last layer, if that computes the loss in chunks.
+        scaler: Scales the gradients of losses; None to leave them.
     """
 
     kind: LossKind
@@ -176,6 +180,8 @@ class LossFunction:
     vocabulary: dist.ProcessGroup | None = None
     count: float = 1.0
     own_loss: Literal["tokens", "coupled"] | None = None
+    head: ChunkedHead | None = None
+    scaler: LossScaler | None = None
     #: True if microbatches of the model's own loss weigh as many as they have labels.
     _weighed: bool = field(default=False, init=False)
 
@@ -264,15 +270,40 @@ class LossFunction:
             f"example_inputs without labels, which weighs every token alike"
         )
 
+    def of(
+        self,
+        module: Callable[..., Any],
+        inputs: Mapping[str, torch.Tensor],
+        target: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Loss of a microbatch, with the forward that it is of.
+
+        Args:
+            module: The whole model.
+            inputs: Keywords of its forward.
+            target: From :meth:`target`.
+        """
+        self.expect(target)
+        return self(module(**inputs), target)
+
+    def expect(self, target: torch.Tensor | None) -> None:
+        """Announce the target of the next forward, which may compute the loss."""
+        if self.head is not None:
+            self.head.expect(target)
+
     def __call__(
         self, output: Any, target: torch.Tensor | None = None, **_: Any
     ) -> torch.Tensor:
-        """Loss of a microbatch, scaled; a scalar in float32.
+        """Loss of a microbatch, as its share of the mean; a scalar in float32.
 
         Args:
             output: What the model, or its last stage, returned.
             target: From :meth:`target`.
         """
+        loss = self._of_output(output, target)
+        return loss if self.scaler is None else self.scaler.scaled(loss)
+
+    def _of_output(self, output: Any, target: torch.Tensor | None) -> torch.Tensor:
         value = select_output(output, self.kind).float()
         scale = self.data_parallel / self.count
         if self.kind == "model":
@@ -283,6 +314,9 @@ class LossFunction:
         if self.kind == "mean_square":
             return value.square().mean() * scale
         assert target is not None
+        if self.head is not None:
+            self.head.require_loss(value)
+            return value * scale
         logits, target = value.reshape(-1, value.shape[-1]), target.reshape(-1)
         if self.vocabulary is not None:
             total = sharded_cross_entropy(

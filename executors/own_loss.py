@@ -61,6 +61,11 @@ def require_own_loss(plan: Plan, document_separator: int | None) -> None:
             f"learning={strategy.learning} and asynchrony={strategy.asynchrony} have "
             f"losses of their own; plan with back-propagation and a flush"
         )
+    elif strategy.loss_chunks > 1:
+        why = (
+            f"loss_chunks={strategy.loss_chunks} computes the plan's loss in the "
+            f"model's last layer; plan with loss_chunks=1"
+        )
     elif document_separator is not None:
         why = (
             f"document_separator={document_separator} leaves targets out of the plan's "
@@ -101,19 +106,7 @@ class OwnLossFunction(LossFunction):
         first = next(iter(batch.values()))
         return torch.arange(first.shape[0], device=first.device)
 
-    def __call__(
-        self, output: Any, target: torch.Tensor | None = None, **_: Any
-    ) -> torch.Tensor:
-        """Loss of a microbatch, scaled; a scalar in float32.
-
-        Args:
-            output: What the model, or its last stage, returned.
-            target: From :meth:`target`.
-
-        Raises:
-            ExecutionError: If the function returns neither a mean nor one loss a
-                sample, or looks at several samples together.
-        """
+    def _of_output(self, output: Any, target: torch.Tensor | None) -> torch.Tensor:
         assert target is not None
         scores = select_output(output, self.kind)
         batch = {name: value[target] for name, value in self._batch.items()}

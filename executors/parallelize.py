@@ -24,6 +24,7 @@ from executors.strategies.blocks import (
     compile_blocks,
     require_compiler,
 )
+from executors.strategies.chunked_head import ChunkedHead
 from executors.strategies.context import apply_context_parallel
 from executors.strategies.data_parallel import make_data_parallel
 from executors.strategies.experts import shard_experts
@@ -45,6 +46,7 @@ class ParallelPart:
         partial: FQNs of parameters whose gradients are still to be summed over tp.
         zero_stage: What dp_shard splits.
         tried: Whether a loss has shown which parameters it depends on.
+        head: Its last layer, if that computes the loss in chunks.
     """
 
     module: nn.Module
@@ -53,6 +55,7 @@ class ParallelPart:
     partial: frozenset[str]
     zero_stage: int
     tried: bool = False
+    head: ChunkedHead | None = None
 
     def sync_gradients(self, last: bool) -> None:
         """Set whether the next backward is the last of the step.
@@ -134,9 +137,11 @@ def parallelize(
     # 3. Attention over sequences that ranks share.
     _split_sequences(model, strategy, place, units, causal)
 
-    # 4. Compilation and recomputation, inside of the all-gathers that data parallelism
-    # adds.
-    _compile_and_recompute(model, units, strategy.compile, recompute)
+    # 4. The loss in chunks, whose logits are computed again by themselves. Compilation
+    # and recomputation, inside of the all-gathers that data parallelism adds.
+    head = _chunk_loss(model, strategy, place, units)
+    again = [unit for unit in units if head is None or unit != head.name]
+    _compile_and_recompute(model, again, strategy.compile, recompute)
 
     # 5. Data parallelism: experts first, then units, then what is left.
     module = make_data_parallel(
@@ -151,6 +156,7 @@ def parallelize(
             name for name in split if not any(inside(name, fqn) for fqn in experts)
         ),
         zero_stage=strategy.zero_stage,
+        head=head,
     )
 
 
@@ -171,10 +177,21 @@ def _split_tensors(
         strategy.sharding,
         place.along("tp"),
         units,
-        head=head if strategy.sharding.loss_parallel else None,
+        head=head if strategy.divides_logits else None,
         input_sharded=input_sharded,
         output_sharded=output_sharded,
     )
+
+
+def _chunk_loss(
+    model: nn.Module, strategy: Strategy, place: ProcessMesh, units: Sequence[str]
+) -> ChunkedHead | None:
+    """Let the model's last layer compute the loss, if this part has it."""
+    head = strategy.stages[-1].modules[-1] if strategy.stages else ""
+    if strategy.loss_chunks == 1 or head not in units:
+        return None
+    group = place.group("tp") if strategy.divides_logits else None
+    return ChunkedHead(model.get_submodule(head), head, strategy.loss_chunks, group)
 
 
 def _split_experts(

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from executors.averages import averaged_weights
 from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
 from executors.checkpoints.snapshot import collect
 from executors.data import (
@@ -279,7 +280,7 @@ class Prepared:
         """True if the last step left the weights as they were, see ``on_nonfinite``."""
         return self._skipping is not None and self._skipping.skipped
 
-    def evaluate(self, batch: Batch | BatchPart) -> float:
+    def evaluate(self, batch: Batch | BatchPart, *, averaged: bool = False) -> float:
         """Mean loss of a global batch, in evaluation mode; nothing is updated.
 
         Where copies of the weights are apart it is the mean of their losses, each on
@@ -287,17 +288,24 @@ class Prepared:
 
         Args:
             batch: As for :meth:`step`.
+            averaged: Evaluate the average of the weights that the plan keeps.
 
         Raises:
             ExecutionError: As :meth:`step` does, or if the plan's rule of training
-                leaves no one model to evaluate.
+                leaves no one model to evaluate, or no average is kept.
         """
         self.trainer.require_evaluation()
         if not isinstance(batch, BatchPart):
             require_size(batch, self.plan.workload.global_batch)
             if self.membership is None:
                 require_equal_batches(batch, self.done - 1, self.trainer.place.device)
-        return self.trainer.evaluate(batch)
+        with self._weights_of(averaged):
+            return self.trainer.evaluate(batch)
+
+    def _weights_of(self, averaged: bool) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which weights are their average, if that is wanted."""
+        kept = self.trainer.optimizer
+        return averaged_weights(kept) if averaged else contextlib.nullcontext()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """State of the run by names that no plan changes; this process's shards.
@@ -398,16 +406,22 @@ class Prepared:
                 self.scheduler.step()
 
     def save_hf(
-        self, folder: str | os.PathLike[str], *, dtype: str | None = None
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        dtype: str | None = None,
+        averaged: bool = False,
     ) -> None:
         """Write the weights as a new folder that transformers loads.
 
         Args:
             folder: Must not exist.
             dtype: Of what is written; None for the parameters' own.
+            averaged: Write the average of the weights that the plan keeps.
 
         Raises:
-            ExecutionError: If the folder exists or cannot be written.
+            ExecutionError: If the folder exists or cannot be written, or no average is
+                kept.
         """
         if self.membership is not None or not self.trainer.replicas.rests(self.done):
             raise ExecutionError(
@@ -415,9 +429,10 @@ class Prepared:
                 f"where they come together, by a plan that stops when one fails"
             )
         files = self._weights.files
-        WeightOptions.of(
-            self._source.model_fn, files.path if files else None, False, folder, dtype
-        ).save(self.trainer, self.inventory)
+        path = files.path if files else None
+        options = WeightOptions.of(self._source.model_fn, path, False, folder, dtype)
+        with self._weights_of(averaged):
+            options.save(self.trainer, self.inventory)
 
     def remedy(self, change: str) -> str:
         """Add to advice which checkpoint to go on from."""

@@ -437,6 +437,9 @@ class PlainStep:
         if trainer.tied is not None:
             trainer.tied.sum_gradients()
         trainer.after_backward()
+        scaler = trainer.loss.scaler
+        if scaler is not None:
+            scaler.unscale(trainer.all_parameters(), trainer.place.device)
         return loss
 
     def update(
@@ -444,6 +447,11 @@ class PlainStep:
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """See :meth:`Step.update`."""
         loss = self.backward(trainer, local)
+        scaler = trainer.loss.scaler
+        if scaler is not None:
+            scaler.update()
+            if scaler.overflowed:
+                return loss, None
         norm = _clip(trainer)
         trainer.optimizer.step()
         return loss, norm
@@ -487,7 +495,7 @@ class PlainStep:
         module = part.module
         ddp = module if isinstance(module, DistributedDataParallel) else None
         with ddp.no_sync() if ddp is not None and not last else nullcontext():
-            loss = trainer.loss(module(**micro), wanted)
+            loss = trainer.loss.of(module, micro, wanted)
             loss.backward()  # type: ignore[no-untyped-call]
         if last:
             part.end_backward()
@@ -514,7 +522,7 @@ def _tried(
     if type(replicas) is not DistributedDataParallel:
         return replace(part, tried=True)
     with left_as_it_was(part.inner, place.device):
-        loss = trainer.loss(replicas.module(**inputs), target)
+        loss = trainer.loss.of(replicas.module, inputs, target)
     strategy = trainer.plan.strategy
     fewer = wait_for_fewer(replicas, loss, strategy, place)
     return replace(part, tried=True, module=fewer or replicas)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule
 
+from executors.averages import keep_average
 from executors.building import (
     build_parts,
     further_inputs,
@@ -37,6 +38,7 @@ from executors.data import (
 )
 from executors.deferred.recording import Recording
 from executors.learning import step_of
+from executors.loss_scaling import LossScaler
 from executors.losses import LossFunction, Tally
 from executors.mesh import ProcessMesh
 from executors.names import tied_parameters
@@ -76,7 +78,8 @@ class StepResult:
         loss: Mean over the global batch, before the update; between exchanges of
             copies that are apart, over the copy's own samples. NaN while it is not
             known, see :attr:`Trainer.waits`.
-        grad_norm: Of the whole gradient, before clipping; None without clipping.
+        grad_norm: Of the whole gradient, before clipping; None without clipping, and
+            where gradients in float16 were not finite, so that nothing was updated.
         earlier: Losses of the steps before that were not known until now, in order.
     """
 
@@ -181,18 +184,24 @@ class Trainer:
         mesh = plan.strategy.mesh
         # Gradients are averaged over the ranks of one copy if copies are apart.
         ways = mesh.data_parallel * mesh.cp // self._copies
+        halved = plan.strategy.precision.compute == "float16"
+        scaler = LossScaler() if halved else None
         if self._own_loss is not None:
             require_own_loss(plan, self._separator)
             return OwnLossFunction(
-                kind=plan.workload.loss, data_parallel=ways, function=self._own_loss
+                kind=plan.workload.loss,
+                data_parallel=ways,
+                function=self._own_loss,
+                scaler=scaler,
             )
-        parallel = plan.strategy.sharding.loss_parallel
+        strategy = plan.strategy
         return LossFunction(
             kind=plan.workload.loss,
             label_shift=plan.workload.label_shift,
             own_loss=plan.workload.own_loss,
             data_parallel=ways,
-            vocabulary=place.group("tp") if parallel else None,
+            vocabulary=place.group("tp") if strategy.divides_logits else None,
+            scaler=scaler,
         )
 
     def _names_of_inputs(self, model: nn.Module) -> frozenset[str]:
@@ -212,6 +221,7 @@ class Trainer:
             The optimizer itself, which an exchange in buckets may have wrapped.
         """
         self.optimizer = made = self._optimizer(factory)
+        keep_average(made, self.plan.strategy.optimizer.ema)
         #: Name of the class that the user chose, or the plan's.
         self.optimizer_name = (
             type(made).__name__ if factory else self.plan.strategy.optimizer.name
@@ -460,7 +470,7 @@ class Trainer:
         for index in range(count):
             micro = {name: v.chunk(count)[index] for name, v in inputs.items()}
             wanted = None if target is None else target.chunk(count)[index]
-            total += self.loss(self.parts[0].module(**micro), wanted)
+            total += self.loss.of(self.parts[0].module, micro, wanted)
         return total
 
     def _own_slice(

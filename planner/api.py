@@ -18,8 +18,8 @@ from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError
 from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice
-from planner.portfolio import ranked_answers, run_partitioners
-from planner.regimes import Answer, answer_with_regimes
+from planner.portfolio import ranked_answers
+from planner.regimes import Answer, answer_that_fits, answer_with_regimes
 from planner.request import DEFAULT_RISK, PlanOptions, make_context, make_request
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
@@ -246,7 +246,7 @@ def plan_graph(
     if options.allow_approximate and request.time_budget_s is not None:
         # Exact training first, with half of the time.
         request = replace(request, time_budget_s=request.time_budget_s / 2)
-    results = run_partitioners(request, partitioner)
+    request, results = answer_that_fits(request, options, partitioner)
     found = ranked_answers(results, request.objective)[0]
     answer = Answer(request=request, results=results, found=found)
     if options.allow_approximate:

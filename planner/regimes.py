@@ -23,7 +23,7 @@ from planner.search import Candidate, Request, SearchResult, score
 from planner.search.families import NEAR
 from planner.space import normalize_pins
 
-__all__ = ["Answer", "answer_with_regimes", "evidence_for"]
+__all__ = ["Answer", "answer_that_fits", "answer_with_regimes", "evidence_for"]
 
 #: Bases by which a method may be chosen: what was only seen to train may be pinned.
 _GOOD = {"own", "published"}
@@ -53,6 +53,43 @@ class Answer:
         candidate = self.found[1]
         devices = candidate.strategy.mesh.num_devices
         return score(candidate.cost, devices, self.request.objective)
+
+
+#: Chunks of the loss where a plan does not fit without: torchtune's default
+#: (CEWithChunkedOutputLoss, num_output_chunks), which torchtitan took over.
+_LOSS_CHUNKS = 8
+
+
+def answer_that_fits(
+    request: Request, options: PlanOptions, partitioner: str | Sequence[str]
+) -> tuple[Request, list[SearchResult]]:
+    """Answer a request; with the loss in chunks where nothing fits without.
+
+    Args:
+        request: What is asked.
+        options: The same, with the pins: loss_chunks that is pinned stays as it is.
+        partitioner: Who answers.
+
+    Returns:
+        The request that was answered, and the answers.
+
+    Raises:
+        NoFeasiblePlanError: If nothing fits with chunks either.
+    """
+    try:
+        return request, run_partitioners(request, partitioner)
+    except NoFeasiblePlanError as error:
+        closed = "loss_chunks" in options.pin or request.target != "meshwright"
+        if closed or request.facts.unchunkable is not None:
+            raise
+        regime = replace(request.context.regime, loss_chunks=_LOSS_CHUNKS)
+        context = replace(request.context, regime=regime)
+        chunked = replace(request, context=context)
+        try:
+            return chunked, run_partitioners(chunked, partitioner)
+        except NoFeasiblePlanError:
+            # Reasons and remedies are those of what was asked.
+            raise error from None
 
 
 def evidence_for(given: Mapping[str, float]) -> tuple[Convergence, ...]:

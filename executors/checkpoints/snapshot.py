@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from executors.averages import AVERAGE
 from executors.checkpoints.dcp import SavedTensor
 from executors.communication.buckets import BucketedReplicas
 from executors.names import tied_parameters
@@ -175,6 +176,7 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
             tensors.setdefault(f"model.{name}", buffer)
     tensors.update(_generators(trainer))
     tensors.update(_kept_by_codecs(trainer))
+    tensors.update(_scaler(trainer))
     return tensors
 
 
@@ -319,6 +321,12 @@ def _kept_by_codecs(trainer: Trainer) -> dict[str, torch.Tensor]:
     return found
 
 
+def _scaler(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """State of the scaling of losses, the same on all ranks; empty without."""
+    scaler = trainer.loss.scaler
+    return {} if scaler is None else {"loss_scaler.state": scaler.state}
+
+
 def restore_codecs(trainer: Trainer, tensors: Mapping[str, torch.Tensor]) -> None:
     """Continue from what this rank's codecs kept, if all of it was read."""
     for prefix, replicas in _codecs(trainer):
@@ -363,7 +371,8 @@ def targets(
         else:
             found[name] = tensor
 
-    keys = _state_keys(saved)
+    averages = trainer.plan.strategy.optimizer.ema is not None
+    keys = _state_keys(saved, averages=averages)
     own = _own_prefix(trainer) if same_mesh else ""
 
     def own_or_common(name: str) -> str:
@@ -404,6 +413,7 @@ def targets(
     shapes = {name: tuple(kept.shape) for name, kept in codecs.items()}
     if all(name in saved and saved[name].shape == shapes[name] for name in codecs):
         found |= codecs
+    found |= {n: state for n, state in _scaler(trainer).items() if n in saved}
     return Targets(tensors=found, copies=tuple(copies), complete=complete)
 
 
@@ -417,13 +427,18 @@ def _here(trainer: Trainer) -> Iterator[tuple[str, nn.Parameter]]:
                 yield fqn, parameter
 
 
-def _state_keys(saved: Mapping[str, SavedTensor]) -> dict[str, list[str]]:
-    """Names of what the optimizer had of each parameter."""
+def _state_keys(
+    saved: Mapping[str, SavedTensor], *, averages: bool
+) -> dict[str, list[str]]:
+    """Names of what the optimizer had of each parameter.
+
+    Averages of the weights that nothing would go on with are left out.
+    """
     keys: dict[str, list[str]] = {}
     for full in saved:
         kind, _, rest = full.partition(".")
-        if kind == "optimizer":
-            key, _, name = rest.partition(".")
+        key, _, name = rest.partition(".")
+        if kind == "optimizer" and (averages or key != AVERAGE):
             keys.setdefault(name, []).append(key)
     return keys
 

@@ -22,6 +22,8 @@ __all__ = ["Pipeline"]
 
 #: Before names of inputs, so that none is a keyword of torch's ``step``: ``target``.
 _PREFIX = "input: "
+#: Keyword of what the loss compares with, where the last stage computes it.
+_TARGET = "target: "
 
 
 class _Stage(SplitStage):
@@ -31,14 +33,19 @@ class _Stage(SplitStage):
         tp: Ranks that share what crosses a cut, if each sends and receives a part.
         entering: Shape of each tensor that it receives a part of; None for others.
         leaving: Whether it sends a part of each tensor that it returns.
+        loss: What is to know the target of each forward of the last stage.
     """
 
     tp: dist.ProcessGroup | None = None
     entering: tuple[torch.Size | None, ...] = ()
     leaving: tuple[bool, ...] = ()
+    loss: LossFunction | None = None
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        target = kwargs.pop(_TARGET, None)
         named = {name.removeprefix(_PREFIX): value for name, value in kwargs.items()}
+        if self.loss is not None:
+            self.loss.expect(target)
         if self.entering:
             args = tuple(map(self._whole, args, self.entering))
         found = super().forward_maybe_with_nosync(*args, **named)  # type: ignore[no-untyped-call]
@@ -179,6 +186,9 @@ class Pipeline:
         count = len(strategy.stages)
         self.lowered = tuple(lowered)
         stages = [_made(stage, modules, strategy, place) for stage in lowered]
+        self._inside = strategy.loss_chunks > 1
+        if self._inside and lowered[-1].index == count - 1:
+            stages[-1].loss = loss
         spec = strategy.schedule_spec
         assert spec.runs is not None, "no class of torch runs it, a violation"
         kind = getattr(schedules, spec.runs)
@@ -235,5 +245,7 @@ class Pipeline:
             # The schedule hands a target to every loss.
             target = next(iter(inputs.values()))
         named = {f"{_PREFIX}{name}": value for name, value in inputs.items()}
+        if self._inside:
+            named[_TARGET] = target
         step(target=target, losses=losses, return_outputs=False, **named)
         return torch.stack(losses).sum().detach() if self._has_last else None

@@ -66,6 +66,7 @@ def lower(
     output_shards: int = 1,
     stream_shards: int = 1,
     inside_stream: Set[int] = frozenset(),
+    computes_loss: bool = False,
 ) -> list[LoweredStage]:
     """Cut a model into the stages of a plan.
 
@@ -85,6 +86,7 @@ def lower(
             residual stream.
         inside_stream: Cuts, by the stage before each, at which the stream is divided.
             It crosses them in shards if it is all that crosses, else whole.
+        computes_loss: Whether the last layer will put out a loss, not logits.
 
     Raises:
         FingerprintError: If the model lacks a unit.
@@ -99,7 +101,10 @@ def lower(
         if any(True for _ in model.get_submodule(unit).parameters())
     )
     exported = export_model(model, inputs, units, kind, device)
-    cutter = _Cutter(exported, stages, units, wire, output_shards)
+    output = exported.output.chunk(output_shards, -1)[0]
+    if computes_loss:
+        output = output.new_empty((), dtype=torch.float32)
+    cutter = _Cutter(exported, stages, units, wire, output)
     if cutter.crossed_by_stream_alone(inside_stream, stream_shards):
         cutter.sharded = dict.fromkeys(inside_stream, stream_shards)
     built = [cutter.build(index) for index in range(len(stages))]
@@ -135,13 +140,13 @@ class _Cutter:
         stages: Sequence[Stage],
         units: Sequence[str],
         wire: tuple[torch.dtype, torch.dtype],
-        output_shards: int,
+        output_shard: torch.Tensor,
     ) -> None:
         self.exported = exported
         self.stages = stages
         self.units = units
         self.wire = wire
-        self.output_shards = output_shards
+        self.output_shard = output_shard
         self.placement = Placement(exported, stages)
         self.nodes, self.stage_of = self.placement.nodes, self.placement.stage_of
         self.output = next(n for n in exported.graph.nodes if n.op == "output")
@@ -200,14 +205,8 @@ class _Cutter:
     def _wire_dtype(self, tensor: torch.Tensor) -> torch.dtype:
         return self.wire[1] if tensor.dtype == self.wire[0] else tensor.dtype
 
-    def _output_shard(self) -> torch.Tensor:
-        whole = self.exported.output
-        if self.output_shards == 1:
-            return whole
-        return whole.chunk(self.output_shards, -1)[0]
-
     def _metadata(self, cut: int) -> tuple[torch.Tensor, ...]:
-        tensors = [self._output_shard()]
+        tensors = [self.output_shard]
         if cut < len(self.cuts):
             tensors = [node.meta["val"] for node in self.cuts[cut]]
         if cut in self.sharded:

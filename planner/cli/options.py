@@ -99,8 +99,8 @@ OptionalPair = Annotated[
 class TrainingOptions:
     """Settings of training that decide memory beside the strategy."""
 
-    dtype: Literal["bfloat16", "float32", "float8"] = "bfloat16"
-    """Data type of matrix products."""
+    dtype: Literal["bfloat16", "float32", "float16", "float8"] = "bfloat16"
+    """Data type of matrix products; in float16 the loss is scaled."""
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of weights and optimizer states."""
     optimizer: OptimizerName = "AdamW"
@@ -111,6 +111,8 @@ class TrainingOptions:
     """Weight decay of the optimizer."""
     betas: OptionalPair = None
     """Factors of Adam and its kin; those of torch by default."""
+    ema: OptionalFloat = None
+    """Share that each step keeps of an average of the weights; none by default."""
     grad_clip_norm: OptionalFloat = None
     """Largest norm of the gradients; no clipping by default."""
 
@@ -142,12 +144,18 @@ class TrainingOptions:
                 f"--betas {shown} with --optimizer {self.optimizer}, which takes none; "
                 f"leave them out"
             )
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise StrategyError(
+                f"--ema {self.ema} is not above 0 and below 1; give a share such as "
+                f"0.999"
+            )
         return Optimizer(
             name=self.optimizer,
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
             betas=self.betas,
             state_dtype=self.parameter_dtype,
+            ema=self.ema,
         )
 
 

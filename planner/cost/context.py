@@ -34,6 +34,7 @@ from planner.cost.traffic.collectives import (
 )
 from planner.cost.traffic.tables import reached_network, table_lines
 from planner.graph import Fusion, ModelGraph
+from planner.graph.chunked_loss import chunk_loss
 from planner.graph.residual import find_residual_blocks
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
@@ -115,8 +116,10 @@ class SharedFacts:
         graph: The model.
         cluster: The machines.
         compute: Dtype that device types are compared in.
-        loss_parallel: As :attr:`planner.cost.recipes.Recipe.loss_parallel`; likewise
-            experts_on_shards, fusion and fused_loss.
+        loss_parallel: As :attr:`planner.cost.recipes.Recipe.loss_parallel`, or where
+            the loss is computed in chunks; likewise experts_on_shards, fusion and
+            fused_loss.
+        loss_chunks: As in :class:`planner.schema.Strategy`.
     """
 
     graph: ModelGraph
@@ -126,6 +129,7 @@ class SharedFacts:
     experts_on_shards: bool
     fusion: Fusion
     fused_loss: bool
+    loss_chunks: int
 
     @cached_property
     def on_gpu(self) -> bool:
@@ -151,7 +155,9 @@ class SharedFacts:
     def classes(self) -> BlockClasses:
         """Blocks of equal cost."""
         graph = self.graph.with_kernels(self.fusion, loss=self.fused_loss)
-        return group_blocks(graph, self.loss_parallel, self.experts_on_shards)
+        graph = chunk_loss(graph, self.loss_chunks)
+        found = group_blocks(graph, self.loss_parallel, self.experts_on_shards)
+        return replace(found, loss_bytes=found.loss_bytes / self.loss_chunks)
 
     @cached_property
     def parameter_counts(self) -> ParameterCounts:
@@ -311,10 +317,11 @@ class PricingContext:
             graph=graph,
             cluster=cluster,
             compute=self.precision.compute,
-            loss_parallel=recipe.loss_parallel,
+            loss_parallel=recipe.loss_parallel or self.regime.loss_chunks > 1,
             experts_on_shards=recipe.experts_on_shards,
             fusion=self.fusion,
             fused_loss=recipe.fused_loss,
+            loss_chunks=self.regime.loss_chunks,
         )
         other = self.shared
         if other is None or other.graph is not graph or other.cluster is not cluster:

@@ -107,7 +107,7 @@ def saved_bytes_of(
         none = none + kept @ classes.members
     working = column * classes.column("transient_bytes")
     apart = classes.streamed
-    if context.recipe.loss_parallel:
+    if context.facts.loss_parallel:
         apart = apart | (classes.logit_bytes > 0)
     working = np.where(apart, working / tp, working)
     return np.stack([none, selective, full]), working
@@ -122,7 +122,7 @@ def _loss_bytes(
     """
     element = dtype_bytes(context.graph.dtype)
     wide = 1.0 if context.recipe.fused_loss else 4.0 / element
-    ways = combos.tp if context.recipe.loss_parallel else np.ones_like(combos.tp)
+    ways = combos.tp if context.facts.loss_parallel else np.ones_like(combos.tp)
     return np.asarray(wide * classes.loss_bytes * (scale / ways)[:, None])
 
 
@@ -235,7 +235,12 @@ def whole_bytes_of(
     gathered += of.compute * _taken(dense + together * experts, earlier)
     copied = of.reduce * _taken(trained + together * more, later)
     trained = np.maximum(trained + together * more, more)
-    made = of.compute * trained + np.maximum(of.reduce * trained, logits)
+    narrower = np.zeros_like(dense)
+    if context.regime.loss_chunks > 1:
+        # Where logits are small it counts that weights go before gradients are copied.
+        narrower = np.where(heads, of.compute * dense, 0.0)
+    made = of.compute * trained
+    made += np.maximum(of.reduce * trained - narrower, logits)
     before = np.cumsum(saved, axis=-1)
     # Weights of a root stay gathered from the first forward on.
     stays = of.compute * np.where(root, dense, 0.0).sum(axis=-1, keepdims=True)

@@ -494,6 +494,16 @@ def price_units(
     parameters = _parameters(context, classes, combos)
     transient = transient_bytes_of(saved, working, to_units, repeated)
     logits = (classes.loss_bytes * scale[:, None]) @ to_units
+    backward = compute.backward
+    if context.regime.loss_chunks > 1:
+        # Logits are computed once more, while the gradient of their weights is added
+        # up beside; the model puts out a number.
+        heads = np.array([block.kind == "head" for block in classes.blocks])
+        last = (heads @ to_units) > 0
+        backward = backward + compute.again * last
+        trained = parameters["trained_dense"] * last
+        transient = transient + context.scalar_bytes.compute * trained
+        output = np.zeros_like(output)
     tp = tensor_traffic(context, classes, combos, lines.tp, scale)
     cp = context_traffic(
         context_algorithm,
@@ -506,7 +516,7 @@ def price_units(
     )
     costs = UnitCosts(
         forward_s=compute.forward,
-        backward_s=compute.backward,
+        backward_s=backward,
         weight_s=compute.weight,
         selective_s=compute.selective * repeated,
         full_s=compute.again * repeated,

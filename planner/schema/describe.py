@@ -144,6 +144,8 @@ def _overlap_line(plan: PlanFields) -> str:
     told = []
     if plan.strategy.compile:
         told.append("blocks compiled")
+    if plan.strategy.loss_chunks > 1:
+        told.append(f"loss in {plan.strategy.loss_chunks} chunks of the tokens")
     if overlap.forward_prefetch is not None:
         told.append(f"{_number(overlap.forward_prefetch, 'unit')} ahead in forward")
     if overlap.backward_prefetch is not None:

@@ -63,6 +63,8 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 #: heads, or keys and values travel around them.
 ContextAlgorithm = Literal["all_to_all", "ring"]
 Degree = Count
+#: Parts that the tokens of a microbatch are divided into for their loss.
+LossChunks = Annotated[int, Field(ge=1, le=4096)]
 #: Most stages; most of their turns in a step, one a microbatch.
 MOST_STAGES, _MOST_TURNS = 2**13, 2**21
 #: Most samples in a step.
@@ -161,6 +163,8 @@ class Optimizer(Document):
         weight_decay: As torch applies it: decoupled for AdamW, else to the gradient.
         betas: Of Adam and its kin; None for torch's.
         state_dtype: Of what it keeps.
+        ema: Share that a step keeps of an exponential moving average of the weights;
+            None to keep no average.
     """
 
     name: OptimizerName = "AdamW"
@@ -169,11 +173,13 @@ class Optimizer(Document):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[Factor, Factor] | None = None
     state_dtype: Literal["float32", "bfloat16"] = "float32"
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @property
     def states_per_parameter(self) -> int:
-        """State tensors of the size of a parameter."""
-        return OPTIMIZERS[self.name].states + (1 if self.momentum else 0)
+        """State tensors of the size of a parameter, an average of the weights too."""
+        more = bool(self.momentum) + (self.ema is not None)
+        return OPTIMIZERS[self.name].states + more
 
     @property
     def used_betas(self) -> tuple[float, float] | None:
@@ -401,6 +407,9 @@ class Strategy(Document):
         overlap: What communication runs ahead of, and in which pieces.
         communication: Ways in which messages travel.
         compile: Whether ``torch.compile`` fuses the ops of each block.
+        loss_chunks: Parts of a microbatch's tokens whose logits are there at once. With
+            several the last layer computes the loss of one after another, and their
+            logits once more in backward; exact.
         device_ranges: Device ids by rank, as half-open ranges [start, stop);
             rank 0 is the first id of the first range.
         semantics: ``exact`` if a step computes what plain training would; methods
@@ -428,6 +437,7 @@ class Strategy(Document):
     overlap: Overlap = Overlap()
     communication: Communication = Communication()
     compile: bool = False
+    loss_chunks: LossChunks = 1
     device_ranges: tuple[tuple[int, int], ...] = ()
     semantics: Literal["exact", "approximate"] = "exact"
 
@@ -519,6 +529,19 @@ class Strategy(Document):
         """True if buckets of our own do, for a codec or a send table."""
         coded = not isinstance(self.gradient_compression, str)
         return self.may_use_own_buckets and (coded or self.replicas_by_table)
+
+    @property
+    def divides_logits(self) -> bool:
+        """True if each tp rank takes the loss of its classes alone.
+
+        A loss in chunks is always computed so where tp divides the last layer.
+        """
+        if self.sharding.loss_parallel or self.loss_chunks == 1 or not self.stages:
+            return self.sharding.loss_parallel
+        head = self.stages[-1].modules[-1]
+        styles = self.sharding.patterns.items()
+        split = any(s == "colwise" and matches_pattern(p, head) for p, s in styles)
+        return split and self.mesh.tp > 1
 
     @property
     def phases(self) -> Mapping[str, float]:
@@ -637,6 +660,7 @@ _TOKENS = {
     "optimizer.momentum": "momentum{:g}",
     "optimizer.weight_decay": "weight_decay{:g}",
     "optimizer.state_dtype": "{}_states",
+    "optimizer.ema": "ema{:g}",
     "context_algorithm": "{}",
     "synchronisation": "{}",
     "asynchrony": "{}",
@@ -649,6 +673,7 @@ _TOKENS = {
     "communication.boundary": "{}_boundary",
     "communication.replicas.algorithm": "{}_sums",
     "compile": "compiled",
+    "loss_chunks": "loss_chunks{}",
     "semantics": "{}",
 }
 
@@ -674,5 +699,6 @@ PINNABLE = (
     "boundary",
     "replicas",
     "compile",
+    "loss_chunks",
     "semantics",
 )

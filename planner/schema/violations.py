@@ -368,8 +368,21 @@ def _split_backward(case: Case) -> str | None:
 def _precision(case: Case) -> str | None:
     strategy = case.strategy
     precision = strategy.precision
-    if precision.compute in ("float16", "float8"):
-        return f"compute={precision.compute} is not run yet; use bfloat16 or float32"
+    if precision.compute == "float8":
+        return "compute=float8 is not run yet; use bfloat16 or float32"
+    if precision.compute == "float16":
+        if precision.parameter != "float32":
+            return (
+                f"compute=float16 with parameter={precision.parameter}; use float32 "
+                f"for weights"
+            )
+        for slot in methods.slots():
+            value = getattr(strategy, slot)
+            if value != methods.default_value(slot):
+                return (
+                    f"compute=float16 with {slot}={value}, whose steps do not scale "
+                    f"the loss; use bfloat16"
+                )
     if precision.parameter == "bfloat16" and precision.compute == "float32":
         return "compute=float32 of bfloat16 parameters; use bfloat16 for both"
     if strategy.optimizer.state_dtype != precision.parameter:
@@ -504,6 +517,31 @@ def _compiled(case: Case) -> str | None:
     return None
 
 
+def _chunked(case: Case) -> str | None:
+    strategy = case.strategy
+    if strategy.loss_chunks == 1:
+        return None
+    shown = f"loss_chunks={strategy.loss_chunks}"
+    if not strategy.stages:
+        return (
+            f"{shown} without stages; name the modules of the one stage, whose last "
+            f"makes the logits"
+        )
+    if strategy.mesh.pp > 1 and strategy.schedule_spec.splits_backward:
+        return (
+            f"{shown} with {strategy.schedule}; the last layer computes all gradients "
+            f"at once and would compute them twice, use loss_chunks=1 or 1F1B"
+        )
+    for slot in ("learning", "asynchrony", "synchronisation"):
+        value = getattr(strategy, slot)
+        if value != methods.default_value(slot):
+            return (
+                f"{shown} with {slot}={value}, with which it was not tried; use "
+                f"loss_chunks=1"
+            )
+    return None
+
+
 def _patterns(case: Case) -> str | None:
     strategy = case.strategy
     sharding = strategy.sharding
@@ -542,13 +580,23 @@ _KNOWN_STATES = ("AdamW", "Adam", "SGD")
 
 def _optimizer(case: Case) -> str | None:
     strategy = case.strategy
-    name = strategy.optimizer.name
-    if name in _KNOWN_STATES:
+    name, ema = strategy.optimizer.name, strategy.optimizer.ema
+    if ema is not None and strategy.precision.parameter != "float32":
+        return (
+            f"ema={ema} with parameter={strategy.precision.parameter}, in which a "
+            f"step's part of an average is lost in rounding; use float32 or ema=None"
+        )
+    if name in _KNOWN_STATES and ema is None:
         return None
     for slot in methods.slots():
         value = getattr(strategy, slot)
         # Stages of their own have whole optimizers of their own.
         if slot != "asynchrony" and value != methods.default_value(slot):
+            if ema is not None:
+                return (
+                    f"ema={ema} with {slot}={value}, which knows nothing of averages "
+                    f"of the weights; use ema=None"
+                )
             return (
                 f"optimizer={name} with {slot}={value}, which knows the states of "
                 f"{', '.join(_KNOWN_STATES)}; use one of these"
@@ -573,6 +621,7 @@ _RULES: tuple[Callable[[Case], str | None], ...] = (
     _boundary,
     _summed,
     _compiled,
+    _chunked,
     _patterns,
     _tied,
 )

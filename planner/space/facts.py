@@ -9,6 +9,7 @@ from typing import cast
 from planner.cluster import Cluster
 from planner.graph import ModelGraph
 from planner.graph.chains import Chain, find_chain
+from planner.graph.chunked_loss import unchunkable
 from planner.graph.residual import ResidualBlocks, find_residual_blocks
 from planner.schema import Optimizer, Precision, Stage, Strategy
 from planner.space.regime import Regime
@@ -97,6 +98,7 @@ class Facts:
         layers: Units that are layers, for launchers; None if there are none.
         residual_blocks: Equal residual blocks, of which copies may skip some.
         chain: What keeps the units from learning by themselves.
+        unchunkable: Reason why the loss cannot be computed in chunks; None if it can.
     """
 
     num_devices: int
@@ -125,6 +127,7 @@ class Facts:
     layers: LayerRun | None = None
     residual_blocks: ResidualBlocks = field(default_factory=ResidualBlocks)
     chain: Chain = field(default_factory=Chain)
+    unchunkable: str | None = None
 
 
 def gather_facts(
@@ -184,4 +187,5 @@ def gather_facts(
         layers=find_layers(graph.unit_names) if machines else None,
         residual_blocks=find_residual_blocks(graph),
         chain=find_chain(graph),
+        unchunkable=unchunkable(graph),
     )

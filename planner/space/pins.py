@@ -22,7 +22,9 @@ Pin = bool | int | str
 #: Knobs that are on or off.
 _SWITCHES = frozenset({"sequence_parallel", "compile"})
 #: Knobs that all strategies of a request have in common: no column of a table.
-_COMMON = frozenset({*slots(), "boundary", "replicas", "compile", "semantics"})
+_COMMON = frozenset(
+    {*slots(), "boundary", "replicas", "compile", "loss_chunks", "semantics"}
+)
 _SEMANTICS = ("exact", "approximate")
 
 

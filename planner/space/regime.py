@@ -34,7 +34,7 @@ class Regime:
 
     Attributes:
         synchronisation: As in :class:`planner.schema.Strategy`; likewise the next
-            four. Asking for an inexact method is consent to it.
+            six. Asking for an inexact method is consent to it.
         efficiency: Progress of a sample toward the final loss over that of a sample
             of exact training, by evidence; None counts as 1.
     """
@@ -45,6 +45,7 @@ class Regime:
     gradient_compression: GradientCompression = "none"
     communication: Communication = field(default_factory=Communication)
     compile: bool = False
+    loss_chunks: int = 1
     semantics: Literal["exact", "approximate"] = "exact"
     efficiency: float | None = None
 
@@ -71,6 +72,8 @@ class Regime:
             boundary=pins.get("boundary", "direct"),
             replicas=Collective(algorithm=pins.get("replicas", "library")),
         )
+        if "loss_chunks" in pins:
+            values["loss_chunks"] = pins["loss_chunks"]
         return cls(compile=bool(pins.get("compile", False)), **values)
 
     @property

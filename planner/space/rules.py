@@ -392,6 +392,16 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        name="loss_chunks",
+        violated=lambda t, f: np.full(
+            len(t), f.regime.loss_chunks > 1 and f.unchunkable is not None
+        ),
+        violation=lambda _, f: (
+            f"loss_chunks={f.regime.loss_chunks}, but {f.unchunkable}; use "
+            f"loss_chunks=1"
+        ),
+    ),
+    Rule(
         name="chain",
         violated=lambda t, f: np.full(len(t), bool(_chain_reason(f))),
         violation=lambda _, f: (

@@ -170,6 +170,7 @@ _NOTES: dict[str, _Note] = {
     "communication.replicas.domains": _Note(means="domains of replicas' sums"),
     "communication.replicas.pieces": _Note(means="pieces of replicas' sums"),
     "compile": _Note(means="torch.compile of blocks"),
+    "loss_chunks": _Note(means="parts of the tokens whose logits are there at once"),
     "device_ranges": _Note(means="device of every rank"),
     "semantics": _Note(means="consent to approximate training"),
 }
@@ -327,6 +328,11 @@ class Target:
                 value=name,
                 why=f"{self.title} {self.version} has no word for it",
                 remedy=f"use {' or '.join(sorted(self.optimizers))}",
+            )
+        ema = case.strategy.optimizer.ema
+        if self.runs == "itself" and ema is not None:
+            yield Violation(
+                field="optimizer.ema", value=str(ema), why=no_word, remedy="use None"
             )
         for rule in self.rules:
             violation = rule(case)

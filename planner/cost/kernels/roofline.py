@@ -450,6 +450,9 @@ def optimizer_seconds(
     passes, ops = kind.passes, kind.ops
     if optimizer.momentum:
         passes, ops = passes + 2, ops + 2
+    if optimizer.ema is not None:
+        # Weights and average are read, the average is written.
+        passes, ops = passes + 3, ops + 1
     ops += 3 if clip else 0
     passes += 3 if clip else 0
     on_cpu = np.array([device.backend == "gloo" for device in devices])
