@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from executors import Callback, Samples, run
+from executors import Callback, Samples, launch, run
 from executors.data import synthetic_batch
 from planner.errors import ExecutionError, NonFiniteError
 from planner.schema import Optimizer, Plan
@@ -333,12 +333,10 @@ def test_options_that_contradict_each_other(
         run(make_plan("llama"), lambda: build("llama"), steps=1, **options)
 
 
-def with_workers(plan_json: str, folder: str) -> Any:
+def with_workers(given: dict[str, str], emit: Any) -> Any:
     """A whole group of processes gets the signal, those that load data too."""
-    plan = Plan.from_json(plan_json)
-    rows = [
-        {"input_ids": row} for row in synthetic_batch(plan.workload, 0)["input_ids"]
-    ]
+    plan = Plan.from_json(given["plan"])
+    tokens = synthetic_batch(plan.workload, 0)["input_ids"]
     found: list[int] = []
 
     class All(Callback):
@@ -353,15 +351,16 @@ def with_workers(plan_json: str, folder: str) -> Any:
     result = run(
         plan,
         lambda: build(plan.model.name),
-        Samples(dataset=rows, workers=2),
+        Samples(dataset=[{"input_ids": row} for row in tokens], workers=2),
         steps=9,
         callbacks=[All()],
-        checkpoint_dir=folder,
+        checkpoint_dir=given["folder"],
     )
     return result.stopped, len(result.losses), found
 
 
-def test_workers_that_load_data_outlive_the_signal(pool: Pool, tmp_path: Path) -> None:
+def test_workers_that_load_data_outlive_the_signal(tmp_path: Path) -> None:
     plan = make_plan("llama", dp_replicate=2).to_json()
-    for stopped, steps, found in pool.run(with_workers, 2, plan, str(tmp_path)):
-        assert (stopped, steps, found) == ("SIGTERM", 2, [2])
+    entry, given = f"{__name__}:with_workers", {"plan": plan, "folder": str(tmp_path)}
+    for found in launch(entry, given, processes=2, timeout_s=120):
+        assert found == ["SIGTERM", 2, [2]]
