@@ -22,6 +22,10 @@ if find_spec("gymnasium") is not None:
         entry_point="envs.stream.env:JobStreamEnv",
     )
     register(
+        id="meshwright/ElasticStream-v0",
+        entry_point="envs.elastic.env:ElasticStreamEnv",
+    )
+    register(
         id="meshwright/Partition-v0",
         entry_point="envs.partition.env:PartitionEnv",
     )

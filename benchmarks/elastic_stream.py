@@ -1,0 +1,294 @@
+"""Elastic jobs of published traces: schedulers beside their published figures.
+
+python -m benchmarks.elastic_stream
+python -m benchmarks.elastic_stream --full --out docs/results
+
+The first prints, within five minutes: the share of jobs that each scheduler blocks on
+ElasticFlow's traces beside the figures of its authors' own simulation; the same
+schedulers at one cost of a resize, at three loads; the share of openb's GPUs that each
+placement rule allocates beside the published; schedulers for mixed types on Arena's
+jobs; and how fast the world is. --full adds seeds and traces. The traces are in
+MESHWRIGHT_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not __package__:
+    # Run as a file, Python looks for modules beside it and not in the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
+
+from benchmarks.tables import cpu_name
+from envs.elastic.costs import FreeResize, MeasuredOverheads, ReshardCost, ResizeCost
+from envs.elastic.env import ElasticStreamEnv
+from envs.elastic.pods import PodRoom, at_demand, read_nodes, read_pods
+from envs.elastic.pools import HostPool, Pools
+from envs.elastic.session import ElasticConfig, ElasticSession, ElasticSummary
+from envs.elastic.throughput import (
+    ThroughputSource,
+    arena_throughputs,
+    check_one_source,
+    elasticflow_throughputs,
+)
+from envs.elastic.traces import JobTrace, at_load, read_trace
+from planner.errors import MeshwrightError, StrategyError
+from policies.elastic.placement import PLACEMENT_RULES, fill, make_placement
+from policies.elastic.registry import ELASTIC_RULES, make_rule, play
+
+__all__ = ["main"]
+
+#: Blocked, in per cent, in ElasticFlow's own simulation, commit 04a0109 run as its
+#: run_fig8b.sh does; None where it did not end within 40 minutes.
+_PUBLISHED: Mapping[str, Mapping[str, float | None]] = {
+    "philly_103959.csv": {
+        "elasticflow-published": 9.0,
+        "edf+admission": 18.5,
+        "edf": 56.4,
+        "tiresias": 53.4,
+        "gandiva": 58.7,
+    },
+    "cluster01.csv.gz": {
+        "elasticflow-published": None,
+        "edf+admission": 62.5,
+        "edf": 81.3,
+        "tiresias": 50.7,
+        "gandiva": 83.8,
+    },
+}
+_HOSTS = {"philly_103959.csv": 32, "cluster01.csv.gz": 64}
+#: What that simulation charges each scheduler.
+_CHARGED: Mapping[str, ResizeCost] = {
+    "edf": FreeResize(),
+    "tiresias": MeasuredOverheads(unchanged="nothing"),
+    "gandiva": MeasuredOverheads(unchanged="all"),
+}
+#: openb's pods; those with types asked for, and those with more GPUs each.
+_PODS = ("default", "gpuspec33", "multigpu50")
+_SINGLE = tuple(name for name, rule in ELASTIC_RULES.items() if not rule.mixed)
+_MIXED = tuple(name for name, rule in ELASTIC_RULES.items() if rule.mixed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--full", action="store_true", help="more seeds and traces")
+    parser.add_argument("--out", type=Path, help="folder for a results file")
+    options = parser.parse_args(arguments)
+    try:
+        lines = []
+        for line in _tables(_folder(), full=options.full):
+            print(line, flush=True)
+            lines.append(line)
+    except MeshwrightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if options.out:
+        file = options.out / f"elastic_stream_{date.today()}.md"
+        file.write_text("\n".join(lines) + "\n")
+    return 0
+
+
+def _folder() -> Path:
+    folder = Path(os.environ.get("MESHWRIGHT_DATA", "none")) / "traces"
+    if not folder.is_dir():
+        raise StrategyError(
+            "MESHWRIGHT_DATA has no folder traces; set it to the folder of the data"
+        )
+    return folder
+
+
+def _tables(folder: Path, *, full: bool) -> Iterator[str]:
+    yield "# Elastic jobs of published traces"
+    yield f"\n{cpu_name()}, {date.today()}."
+    source = elasticflow_throughputs(folder / "elasticflow" / "throughputs_A100")
+    yield from _reproduced(folder / "elasticflow", source)
+    yield from _by_load(folder / "elasticflow", source)
+    yield from _placed(folder / "openb", full=full)
+    yield from _mixed(folder / "arena", full=full)
+    yield from _speed(folder / "elasticflow", source)
+
+
+def _played(
+    trace: JobTrace,
+    source: ThroughputSource,
+    cluster: Pools,
+    rule: str,
+    cost: ResizeCost,
+    slot_s: float,
+) -> tuple[ElasticSummary, float]:
+    """Play an episode; return its figures and its time in seconds."""
+    session = ElasticSession(
+        ElasticConfig(
+            trace=trace, source=source, cluster=cluster, cost=cost, slot_s=slot_s
+        )
+    )
+    begun = time.perf_counter()
+    play(session, make_rule(rule))
+    return session.summary(), time.perf_counter() - begun
+
+
+def _reproduced(folder: Path, source: ThroughputSource) -> Iterator[str]:
+    yield "\n## Blocked, in per cent, beside ElasticFlow's own simulation\n"
+    yield "| trace | scheduler | published | here | declined | late | broken | s |"
+    yield "|---|---|---|---|---|---|---|---|"
+    lost = []
+    for name, hosts in _HOSTS.items():
+        trace = read_trace(folder / name, "elasticflow", source)
+        cluster = (HostPool(kind="a100", hosts=hosts, devices=8),)
+        for rule in ("elasticflow", *_PUBLISHED[name]):
+            cost = _CHARGED.get(rule, MeasuredOverheads())
+            summary, spent_s = _played(trace, source, cluster, rule, cost, 60.0)
+            published = _PUBLISHED[name].get(rule)
+            yield (
+                f"| {trace.name}, {8 * hosts} GPUs | {rule} | "
+                f"{'' if published is None else f'{published:.1f}'} | "
+                f"{100 * summary.blocked:.1f} | {summary.declined} | {summary.late} | "
+                f"{len(summary.broken)} | {spent_s:.1f} |"
+            )
+        best = source.rates().max(axis=(1, 2, 3))[trace.model]
+        slack_s = trace.deadline_s - trace.submit_s
+        beyond = int((trace.iterations / best > slack_s).sum())
+        lost.append(
+            f"{trace.name}: {beyond} of {len(trace)} jobs "
+            f"({100 * beyond / len(trace):.1f} %)"
+        )
+    yield f"\nDeadlines that no number of GPUs could meet: {'; '.join(lost)}."
+
+
+def _by_load(folder: Path, source: ThroughputSource) -> Iterator[str]:
+    yield "\n## Blocked, in per cent, with one cost of a resize for all\n"
+    yield (
+        "philly_103959 on 256 GPUs, times between submissions divided by the load, "
+        "decisions at once, a resize costs 30 s + 4 GB at 2 GB/s a device.\n"
+    )
+    loads = (0.5, 1.0, 1.5)
+    yield "| scheduler | " + " | ".join(f"load {load:g}" for load in loads) + " |"
+    yield "|---|" + "---|" * len(loads)
+    trace = read_trace(folder / "philly_103959.csv", "elasticflow", source)
+    cluster = (HostPool(kind="a100", hosts=32, devices=8),)
+    check_one_source([source])
+    for rule in _SINGLE:
+        found = [
+            _played(at_load(trace, load), source, cluster, rule, ReshardCost(), 0.0)[0]
+            for load in loads
+        ]
+        yield (
+            f"| {rule} | " + " | ".join(f"{100 * s.blocked:.1f}" for s in found) + " |"
+        )
+
+
+def _placed(folder: Path, *, full: bool) -> Iterator[str]:
+    yield "\n## Allocated GPUs of openb's cluster at 130 % demand, in per cent\n"
+    nodes = read_nodes(folder / "openb_node_list_gpu_node.csv.gz")
+    seeds = range(42, 52) if full else range(42, 44)
+    yield f"Means of {len(seeds)} seeds.\n"
+    yield "| pods | rule | published | here |"
+    yield "|---|---|---|---|"
+    for workload in _PODS if full else ("default",):
+        pods = read_pods(folder / f"openb_pod_list_{workload}.csv.gz", nodes.kinds)
+        published = _published_shares(folder, workload)
+        for rule in PLACEMENT_RULES:
+            shares = []
+            for seed in seeds:
+                room = PodRoom(nodes)
+                asked = at_demand(pods, nodes, 1.3, seed)
+                fill(room, asked, make_placement(rule, nodes, pods, seed))
+                shares.append(100.0 * room.share)
+            yield (
+                f"| {workload} | {rule} | {published[rule]:.1f} | "
+                f"{np.mean(shares):.1f} |"
+            )
+
+
+def _published_shares(folder: Path, workload: str) -> Mapping[str, float]:
+    """Mean share at 130 % demand over the published seeds, by our names of rules."""
+    names = {"01-Random": "random", "05-BestFit": "best_fit", "06-FGD": "fgd"}
+    found: dict[str, list[float]] = {name: [] for name in names.values()}
+    with gzip.open(folder / "fgd_expected_allocation.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            if row["workload"] != f"openb_pod_list_{workload}":
+                continue
+            if row["sc_policy"] in names:
+                found[names[row["sc_policy"]]].append(float(row["130"]))
+    return {name: float(np.mean(shares)) for name, shares in found.items()}
+
+
+def _mixed(folder: Path, *, full: bool) -> Iterator[str]:
+    yield "\n## Arena's jobs on 80 A100 and 80 V100\n"
+    yield "| trace | scheduler | blocked, % | mean JCT, s | used, % | ms a decision |"
+    yield "|---|---|---|---|---|---|"
+    source = arena_throughputs(folder / "optimal_iter_time_s.csv")
+    cluster = (
+        HostPool(kind="a100", hosts=20, devices=4),
+        HostPool(kind="v100", hosts=5, devices=16),
+    )
+    for name in ("pai", "venus") if full else ("pai",):
+        trace = read_trace(folder / f"simulate_trace_{name}.csv", "arena", source)
+        for rule in _MIXED:
+            summary, spent_s = _played(trace, source, cluster, rule, ReshardCost(), 0.0)
+            yield (
+                f"| {name} | {rule} | {100 * summary.blocked:.1f} | "
+                f"{summary.mean_jct_s:.0f} | {100 * summary.utilisation:.1f} | "
+                f"{1e3 * spent_s / summary.decisions:.1f} |"
+            )
+
+
+def _speed(folder: Path, source: ThroughputSource) -> Iterator[str]:
+    yield "\n## Speed, one core\n"
+    trace = read_trace(folder / "philly_103959.csv", "elasticflow", source)
+    cluster = (HostPool(kind="a100", hosts=32, devices=8),)
+    config = ElasticConfig(trace=trace, source=source, cluster=cluster)
+    yield "| | CPU s | decisions/s |"
+    yield "|---|---|---|"
+    for rule in _SINGLE:
+        session = ElasticSession(config)
+        begun = time.process_time()
+        play(session, make_rule(rule))
+        spent_s = time.process_time() - begun
+        rate = session.decisions / spent_s
+        yield f"| {len(trace)} jobs, {rule} | {spent_s:.2f} | {rate:.0f} |"
+    for observe in (False, True):
+        env = ElasticStreamEnv(config, observe=observe)
+        begun = time.process_time()
+        steps = _first_come(env)
+        spent_s = time.process_time() - begun
+        yield (
+            f"| environment, {'with' if observe else 'without'} observations | "
+            f"{spent_s:.2f} | {steps / spent_s:.0f} |"
+        )
+
+
+def _first_come(env: ElasticStreamEnv) -> int:
+    """Run each job on the devices asked for, where they are free; return the steps."""
+    env.reset(seed=0)
+    session, steps = env.session, 0
+    place = np.searchsorted(session.degrees, session.config.trace.gpus)
+    while not session.over:
+        free = int(session.capacity[0] - session.degree.sum())
+        for slot, job in enumerate(env.view.tolist()):
+            asked = int(session.config.trace.gpus[job])
+            if session.degree[job] == 0 and asked <= free:
+                env.step(np.int64(1 + slot * env.moves + 3 + place[job]))
+                free -= asked
+                steps += 1
+        env.step(np.int64(0))
+        steps += 1
+    return steps
+
+
+if __name__ == "__main__":
+    sys.exit(main())

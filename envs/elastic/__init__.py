@@ -1,0 +1,1 @@
+"""Elastic jobs of real traces: the world of ``meshwright/ElasticStream-v0``."""

@@ -1,0 +1,434 @@
+"""Job traces of published clusters, read as streams of elastic jobs."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.elastic.throughput import ModelKey, ThroughputSource
+from planner.errors import StrategyError, UnknownNameError
+
+__all__ = [
+    "TRACE_FORMATS",
+    "JobTrace",
+    "TraceFormat",
+    "at_load",
+    "read_trace",
+    "window",
+]
+
+Floats = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Longest time that a trace may span, and that a job may take.
+_ABSURD_S = 20 * 365.25 * 86400.0
+_LOADS = (0.25, 2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTrace:
+    """Jobs in the order of their submission, as arrays.
+
+    Attributes:
+        name: Name of the trace.
+        job_id: Names of jobs. Shape [jobs].
+        submit_s: Submission, from the first job's. Shape [jobs].
+        deadline_s: Deadline, on the same clock. Shape [jobs].
+        iterations: Iterations that a job needs. Shape [jobs].
+        model: Index into ``models``. Shape [jobs].
+        models: Models with their batches.
+        gpus: Devices that the user asked for. Shape [jobs].
+        duration_s: Running time on those devices; NaN where unknown. Shape [jobs].
+        kind: Device type that the user asked for; empty where any will do.
+    """
+
+    name: str
+    job_id: tuple[str, ...]
+    submit_s: Floats
+    deadline_s: Floats
+    iterations: Floats
+    model: Index
+    models: tuple[ModelKey, ...]
+    gpus: Index
+    duration_s: Floats
+    kind: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.job_id)
+
+    def take(self, jobs: Index, submit_s: Floats | None = None) -> JobTrace:
+        """Return some of the jobs, by submission, each as long before its deadline.
+
+        Args:
+            jobs: Their indices. Shape [n].
+            submit_s: Their new submissions; as they were by default. Shape [n].
+        """
+        jobs = np.asarray(jobs, dtype=np.int64)
+        given = self.submit_s[jobs] if submit_s is None else submit_s
+        order = np.argsort(given, kind="stable")
+        jobs, given = jobs[order], given[order] - (given.min() if len(given) else 0.0)
+        return replace(
+            self,
+            job_id=tuple(self.job_id[job] for job in jobs),
+            submit_s=given,
+            deadline_s=given + (self.deadline_s - self.submit_s)[jobs],
+            iterations=self.iterations[jobs],
+            model=self.model[jobs],
+            gpus=self.gpus[jobs],
+            duration_s=self.duration_s[jobs],
+            kind=tuple(self.kind[job] for job in jobs),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFormat:
+    """Columns of a published format.
+
+    Attributes:
+        source: Where traces of this format come from.
+        columns: Column of each field, under the names that releases gave it.
+        drawn: Whether models and deadlines are drawn, as the trace has none.
+    """
+
+    source: str
+    columns: Mapping[str, tuple[str, ...]]
+    drawn: bool = False
+
+
+TRACE_FORMATS: Mapping[str, TraceFormat] = {
+    "elasticflow": TraceFormat(
+        source="microsoft/elasticflow-traces; Gu et al. 2023",
+        columns={
+            "job_id": ("job_id",),
+            "submit": ("submission_time", "submit_time"),
+            "deadline": ("deadline", "ddl"),
+            "iterations": ("num_iteration", "iteration"),
+            "model": ("model_name",),
+            "batch": ("batch_size",),
+            "gpus": ("num_gpu",),
+            "duration": ("duration",),
+        },
+    ),
+    "arena": TraceFormat(
+        source="sjtu-epcc/arena",
+        columns={
+            "job_id": ("job_id",),
+            "submit": ("submission_time",),
+            "deadline": ("deadline",),
+            "iterations": ("num_iteration",),
+            "model": ("model_name",),
+            "batch": ("batch_size",),
+            "gpus": ("num_gpu",),
+            "kind": ("gpu_type",),
+        },
+    ),
+    "philly": TraceFormat(
+        source="msr-fiddle/philly-traces; Jeon et al. 2019",
+        columns={
+            "submit": ("timestamp",),
+            "duration": ("duration",),
+            "gpus": ("num_gpus",),
+            "group": ("cluster",),
+        },
+        drawn=True,
+    ),
+    "openb": TraceFormat(
+        source="hkust-adsl/kubernetes-scheduler-simulator; Weng et al. 2023",
+        columns={
+            "job_id": ("name",),
+            "submit": ("creation_time",),
+            "start": ("scheduled_time",),
+            "end": ("deletion_time",),
+            "gpus": ("num_gpu",),
+        },
+        drawn=True,
+    ),
+}
+
+
+def read_trace(
+    path: str | os.PathLike[str],
+    trace_format: str,
+    source: ThroughputSource,
+    *,
+    group: str | None = None,
+    seed: int = 0,
+) -> JobTrace:
+    """Read a trace, sorted by submission, with time 0 at the first job's.
+
+    Philly's and openb's traces have neither models nor deadlines: each job then gets a
+    model of the source with equal chances, the iterations that it does in the job's
+    duration, and a deadline of 0.5 to 1.5 durations after its submission, as
+    ElasticFlow drew them for Philly's.
+
+    Args:
+        path: CSV file, gzipped if it ends with ``.gz``.
+        trace_format: A name in :data:`TRACE_FORMATS`.
+        source: Throughputs; every model of the trace must be there.
+        group: Virtual cluster to read, for Philly's format; all by default.
+        seed: Seed of what is drawn.
+
+    Raises:
+        UnknownNameError: If no format has this name, or no throughput is known of a
+            model or a device type.
+        StrategyError: If a column lacks, or a value breaks a rule; the message has the
+            line.
+    """
+    if trace_format not in TRACE_FORMATS:
+        raise UnknownNameError("trace format", trace_format, TRACE_FORMATS)
+    form = TRACE_FORMATS[trace_format]
+    rows = [
+        row
+        for row in _rows(Path(path), form)
+        if group is None or row.text.get("group") == group
+    ]
+    fill = _drawn if form.drawn else _given
+    trace = fill(Path(path), rows, source, np.random.default_rng(seed))
+    if not len(trace):
+        raise StrategyError(
+            f"{path} has no job that needs a device"
+            + (f" in group {group!r}" if group else "")
+            + "; there is nothing to decide, give another file or group"
+        )
+    return trace.take(np.arange(len(trace)))
+
+
+def at_load(
+    trace: JobTrace,
+    load: float,
+    how: Literal["time", "thinning"] = "time",
+    seed: int = 0,
+) -> JobTrace:
+    """Return the trace at another load; deadlines keep their distance.
+
+    Args:
+        trace: The trace, at load 1.
+        load: Share of the trace's own load, from 0.25 to 2.
+        how: ``"time"`` divides times between submissions by the load; ``"thinning"``
+            keeps each job with this chance, and takes loads up to 1.
+        seed: Seed of the thinning.
+
+    Raises:
+        StrategyError: If the load is out of range.
+        UnknownNameError: If there is no such way.
+    """
+    if how not in ("time", "thinning"):
+        raise UnknownNameError("way to change a load", how, ("time", "thinning"))
+    upper = 1.0 if how == "thinning" else _LOADS[1]
+    if not _LOADS[0] <= load <= upper:
+        raise StrategyError(
+            f"load={load} by {how}; give a share of the trace's load from {_LOADS[0]} "
+            f"to {upper}" + (", or scale the time" if how == "thinning" else "")
+        )
+    if how == "time":
+        return trace.take(np.arange(len(trace)), trace.submit_s / load)
+    kept = np.random.default_rng(seed).random(len(trace)) < load
+    return trace.take(np.flatnonzero(kept))
+
+
+def window(trace: JobTrace, first: int, jobs: int) -> JobTrace:
+    """Return consecutive jobs of a trace.
+
+    Args:
+        trace: The trace.
+        first: The first job.
+        jobs: Number of jobs.
+
+    Raises:
+        StrategyError: If the trace has no such jobs.
+    """
+    if jobs < 1 or first < 0 or first + jobs > len(trace):
+        raise StrategyError(
+            f"jobs {first} to {first + jobs - 1} of {trace.name}, which has "
+            f"{len(trace)}; give a window inside the trace"
+        )
+    return trace.take(np.arange(first, first + jobs))
+
+
+#: Fields of a job, in the order of a JobTrace.
+_Fields = tuple[str, float, float, float, int, int, float, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of a trace: its fields as text, and where it is."""
+
+    where: str
+    text: Mapping[str, str]
+
+    def number(self, field: str, least: float, most: float = np.inf) -> float:
+        value = self.text[field]
+        try:
+            found = float(value)
+        except ValueError:
+            found = np.nan
+        if not least <= found <= most or not np.isfinite(found):
+            limit = (
+                f"from {least:g} to {most:g}"
+                if np.isfinite(most)
+                else (f"of at least {least:g}")
+            )
+            raise StrategyError(
+                f"{self.where}: {field}={value!r}; give a number {limit}, or leave the "
+                "line out"
+            )
+        return found
+
+    def time_s(self, field: str) -> float:
+        """Seconds, or the seconds since 1970 of a date."""
+        try:
+            date = datetime.strptime(self.text[field], "%Y-%m-%d %H:%M:%S")
+        except ValueError:
+            return self.number(field, 0.0, 200 * 365.25 * 86400.0)
+        return date.replace(tzinfo=UTC).timestamp()
+
+
+def _rows(path: Path, form: TraceFormat) -> Iterator[_Row]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StrategyError(
+            f"trace {path} cannot be read ({error.strerror}); give the path of a CSV "
+            "file"
+        ) from error
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    reader = csv.DictReader(text.splitlines())
+    heads = reader.fieldnames or ()
+    named: dict[str, str] = {}
+    for field, names in form.columns.items():
+        found = [name for name in names if name in heads]
+        # Only what a user asked for, and what a file may be without, can lack.
+        if not found and field not in ("duration", "group", "job_id"):
+            raise StrategyError(
+                f"{path} has no column {' or '.join(names)}, only "
+                f"{', '.join(heads) or 'nothing'}; give it, or name another format"
+            )
+        if found:
+            named[field] = found[0]
+    for row in reader:
+        yield _Row(
+            f"{path}, line {reader.line_num}",
+            {field: (row[name] or "").strip() for field, name in named.items()},
+        )
+
+
+def _given(
+    path: Path, rows: list[_Row], source: ThroughputSource, _: np.random.Generator
+) -> JobTrace:
+    """Make a trace of lines that have models and deadlines."""
+    known = {str(key): number for number, key in enumerate(source.models)}
+    found: list[_Fields] = []
+    for row in rows:
+        key = ModelKey(row.text["model"], int(row.number("batch", 1, 1e9)))
+        if str(key) not in known:
+            raise UnknownNameError(f"model in {row.where}:", str(key), known)
+        submit_s, deadline_s = row.time_s("submit"), row.time_s("deadline")
+        if not submit_s < deadline_s <= submit_s + _ABSURD_S:
+            raise StrategyError(
+                f"{row.where}: deadline={row.text['deadline']} of a job submitted at "
+                f"{row.text['submit']}; give a deadline after the submission, by at "
+                "most 20 years"
+            )
+        has_duration = bool(row.text.get("duration"))
+        found.append(
+            (
+                row.text.get("job_id") or str(len(found)),
+                submit_s,
+                deadline_s,
+                row.number("iterations", 1.0, 1e15),
+                known[str(key)],
+                _whole(row, "gpus"),
+                row.number("duration", 0.0, _ABSURD_S) if has_duration else np.nan,
+                row.text.get("kind", ""),
+            )
+        )
+    return _trace(path, found, source)
+
+
+def _drawn(
+    path: Path,
+    rows: list[_Row],
+    source: ThroughputSource,
+    generator: np.random.Generator,
+) -> JobTrace:
+    """Make a trace of lines without models and deadlines, which are drawn."""
+    degrees = np.array(source.degrees)
+    rates = source.rates()[..., 0].max(axis=1)
+    found: list[_Fields] = []
+    for row in rows:
+        if row.number("gpus", 0.0, 1e6) == 0:
+            continue
+        submit_s = row.time_s("submit")
+        if "duration" in row.text:
+            duration_s = row.number("duration", 0.0, _ABSURD_S)
+        else:
+            start_s, end_s = row.time_s("start"), row.time_s("end")
+            if end_s < start_s:
+                raise StrategyError(
+                    f"{row.where}: it ends at {end_s:g} s and starts at {start_s:g} s; "
+                    "give an end after the start, or leave the line out"
+                )
+            duration_s = end_s - start_s
+        gpus = _whole(row, "gpus")
+        at = int(np.searchsorted(degrees, gpus))
+        if at == len(degrees):
+            raise StrategyError(
+                f"{row.where}: gpus={gpus}; the throughputs of {source.name} end at "
+                f"{degrees[-1]} devices, leave the line out"
+            )
+        able = np.flatnonzero(rates[:, at] > 0.0)
+        model = int(generator.choice(able))
+        slack = generator.uniform(0.5, 1.5)
+        if duration_s <= 0.0:
+            continue
+        found.append(
+            (
+                row.text.get("job_id") or str(len(found)),
+                submit_s,
+                submit_s + slack * duration_s,
+                max(1.0, duration_s * rates[model, at]),
+                model,
+                int(degrees[at]),
+                duration_s,
+                "",
+            )
+        )
+    return _trace(path, found, source)
+
+
+def _whole(row: _Row, field: str) -> int:
+    value = row.number(field, 1.0, 1e6)
+    if value != int(value):
+        raise StrategyError(
+            f"{row.where}: {field}={row.text[field]!r}; give a whole number of devices"
+        )
+    return int(value)
+
+
+def _trace(
+    path: Path,
+    found: list[_Fields],
+    source: ThroughputSource,
+) -> JobTrace:
+    columns = list(zip(*found, strict=True)) if found else [()] * 8
+    return JobTrace(
+        name=path.name.split(".")[0],
+        job_id=tuple(columns[0]),
+        submit_s=np.array(columns[1], dtype=np.float64),
+        deadline_s=np.array(columns[2], dtype=np.float64),
+        iterations=np.array(columns[3], dtype=np.float64),
+        model=np.array(columns[4], dtype=np.int64),
+        models=source.models,
+        gpus=np.array(columns[5], dtype=np.int64),
+        duration_s=np.array(columns[6], dtype=np.float64),
+        kind=tuple(columns[7]),
+    )

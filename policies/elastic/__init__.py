@@ -1,0 +1,1 @@
+"""Published schedulers of elastic jobs, and their registry."""

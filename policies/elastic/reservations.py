@@ -1,0 +1,469 @@
+"""Free devices over time, and plans of jobs in them: what admission control asks.
+
+A profile has breakpoints ``times`` and the devices that are ``free`` from each to the
+next, the last without end. The first breakpoint is now. Plans end at whole slots from
+now, as do their deadlines, so that jobs that end in one slot leave together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.simulate.compiled import compiled, inner
+
+__all__ = ["earliest_deadline_plans", "expand_shares", "minimum_shares"]
+
+Floats = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+@inner
+def _aligned(now: float, time: float, slot: float) -> float:
+    if slot <= 0.0:
+        return time
+    end: float = now + np.ceil((time - now) / slot - 1e-9) * slot
+    return end
+
+
+@inner
+def _split(times: Floats, free: Index, count: int, at: float) -> int:
+    """Make a breakpoint of a time, if it is none; return the number of breakpoints."""
+    where = count
+    while where > 0 and times[where - 1] >= at:
+        where -= 1
+    if where < count and times[where] == at:
+        return count
+    for index in range(count, where, -1):
+        times[index], free[index] = times[index - 1], free[index - 1]
+    times[where] = at
+    free[where] = free[where - 1]
+    return count + 1
+
+
+@inner
+def _add(
+    times: Floats, free: Index, count: int, start: float, end: float, devices: int
+) -> int:
+    """Add devices from a time to another; return the number of breakpoints."""
+    if devices == 0 or end <= start:
+        return count
+    count = _split(times, free, count, start)
+    count = _split(times, free, count, end)
+    for index in range(count):
+        if start <= times[index] < end:
+            free[index] += devices
+    return count
+
+
+@inner
+def _level(degrees: Index, levels: int, devices: int) -> int:
+    """Return the largest level that some devices allow; -1 if none."""
+    found = -1
+    for level in range(levels):
+        if degrees[level] <= devices:
+            found = level
+    return found
+
+
+@inner
+def _lowest(
+    times: Floats,
+    free: Index,
+    start: int,
+    last: int,
+    left: float,
+    due: float,
+    degrees: Index,
+    rates: Floats,
+    levels: int,
+) -> tuple[int, int]:
+    """Find the lowest level that suffices, and the latest breakpoint to start it at.
+
+    Returns:
+        The level and the breakpoint; -1 twice if no level suffices.
+    """
+    for level in range(levels):
+        done = 0.0
+        for index in range(last - 1, start - 1, -1):
+            at = min(level, _level(degrees, levels, free[index]))
+            if at < 0:
+                continue
+            until = due if index == last - 1 else times[index + 1]
+            done += (until - times[index]) * rates[at]
+            if done >= left:
+                return level, index
+    return -1, -1
+
+
+@inner
+def _use(
+    times: Floats,
+    free: Index,
+    count: int,
+    start: int,
+    last: int,
+    left: float,
+    due: float,
+    degrees: Index,
+    rates: Floats,
+    level: int,
+    since: int,
+    plan: Index,
+) -> float:
+    """Write the degrees of a job: a level from a breakpoint on, one less before.
+
+    Args:
+        last: Breakpoint of the end of the slot in which the job is due.
+        since: The breakpoint from which it has the level.
+    Returns:
+        The end.
+    """
+    for index in range(start, count):
+        most = level if index >= since else level - 1
+        at = min(most, _level(degrees, level + 1, free[index]))
+        if at < 0:
+            continue
+        plan[index] = degrees[at]
+        until = np.inf if index == count - 1 else times[index + 1]
+        if index == last - 1:
+            until = due
+        if left <= (until - times[index]) * rates[at]:
+            end: float = times[index] + left / rates[at]
+            return end
+        left -= (until - times[index]) * rates[at]
+        if index == last - 1 and left <= 1e-9 * rates[at]:
+            return due
+    return np.inf
+
+
+@inner
+def _share(
+    times: Floats,
+    free: Index,
+    count: int,
+    left: float,
+    due: float,
+    slot: float,
+    degrees: Index,
+    rates: Floats,
+    levels: int,
+    forced: int,
+    plan: Index,
+) -> tuple[int, float, bool]:
+    """Plan the smallest share of devices with which a job meets its deadline.
+
+    The job gets the lowest level with which it ends by the deadline, from as late as
+    that suffices, and one level less before. If no level does, it gets all it can use,
+    and so too after its deadline.
+
+    Args:
+        forced: Level that it has until the first breakpoint; -1 for none.
+        plan: Devices from each breakpoint on; written.
+    Returns:
+        Number of breakpoints, the end, and whether it is by the deadline.
+    """
+    now = times[0]
+    last = 0
+    if due > now:
+        until = _aligned(now, due, slot)
+        count = _split(times, free, count, until)
+        while times[last] < until:
+            last += 1
+    for index in range(count):
+        plan[index] = 0
+    start = 0
+    if forced >= 0:
+        plan[0] = degrees[forced]
+        length = np.inf if count == 1 else times[1] - now
+        if last == 1:
+            length = due - now
+        if left <= length * rates[forced]:
+            end = now + left / rates[forced]
+            return count, end, end <= due
+        left -= length * rates[forced]
+        start = 1
+    level, since = _lowest(times, free, start, last, left, due, degrees, rates, levels)
+    met = level >= 0
+    if not met:
+        level, since = levels - 1, start
+    end = _use(
+        times,
+        free,
+        count,
+        start,
+        last,
+        left,
+        due,
+        degrees,
+        rates,
+        level,
+        since,
+        plan,
+    )
+    return count, end, met
+
+
+@inner
+def _keep(
+    times: Floats,
+    count: int,
+    plan: Index,
+    end: float,
+    starts: Floats,
+    devices: Index,
+) -> int:
+    """Write a plan as runs of equal degree, the last of 0 from its end on."""
+    runs = 0
+    for index in range(count):
+        if times[index] >= end:
+            break
+        if runs == 0 or devices[runs - 1] != plan[index]:
+            starts[runs], devices[runs] = times[index], plan[index]
+            runs += 1
+    starts[runs], devices[runs] = end, 0
+    return runs + 1
+
+
+@inner
+def _add_runs(
+    times: Floats,
+    free: Index,
+    count: int,
+    starts: Floats,
+    devices: Index,
+    runs: int,
+    sign: int,
+) -> int:
+    for run in range(runs - 1):
+        count = _add(
+            times, free, count, starts[run], starts[run + 1], sign * devices[run]
+        )
+    return count
+
+
+@inner
+def _merge(times: Floats, free: Index, count: int) -> int:
+    """Drop the breakpoints at which nothing changes; return how many are left."""
+    kept = 1
+    for index in range(1, count):
+        if free[index] != free[kept - 1]:
+            times[kept], free[kept] = times[index], free[index]
+            kept += 1
+    return kept
+
+
+@inner
+def _device_s(starts: Floats, devices: Index, runs: int) -> float:
+    total = 0.0
+    for run in range(runs - 1):
+        total += devices[run] * (starts[run + 1] - starts[run])
+    return total
+
+
+@compiled
+def minimum_shares(
+    now: float,
+    capacity: int,
+    slot: float,
+    left: Floats,
+    due: Floats,
+    degrees: Index,
+    rates: Floats,
+    levels: Index,
+    starts: Floats,
+    devices: Index,
+    runs: Index,
+    times: Floats,
+    free: Index,
+) -> tuple[int, bool]:
+    """Plan the minimum satisfactory share of each job, in the order given.
+
+    Args:
+        now: Time.
+        capacity: Devices.
+        slot: Length of a slot; 0 for none.
+        left: Iterations left of each job. Shape [jobs].
+        due: Deadlines. Shape [jobs].
+        degrees: Levels of degree, ascending. Shape [levels].
+        rates: Iterations per second. Shape [jobs, levels].
+        levels: Levels that each job can use. Shape [jobs].
+        starts: Breakpoints of the plans; written. Shape [jobs, runs].
+        devices: Devices from each; written. Shape [jobs, runs].
+        runs: Number of them; written. Shape [jobs].
+        times: Breakpoints of the profile; written.
+        free: Free devices from each; written.
+    Returns:
+        Number of breakpoints of the profile, and whether all jobs meet their deadlines.
+    """
+    times[0], free[0] = now, capacity
+    count, met = 1, True
+    plan = np.zeros(len(times), np.int64)
+    for job in range(len(left)):
+        count, end, ok = _share(
+            times,
+            free,
+            count,
+            left[job],
+            due[job],
+            slot,
+            degrees,
+            rates[job],
+            levels[job],
+            -1,
+            plan,
+        )
+        met = met and ok
+        end = _aligned(now, end, slot)
+        runs[job] = _keep(times, count, plan, end, starts[job], devices[job])
+        count = _add_runs(times, free, count, starts[job], devices[job], runs[job], -1)
+        count = _merge(times, free, count)
+    return count, met
+
+
+@compiled
+def expand_shares(
+    slot: float,
+    left: Floats,
+    due: Floats,
+    degrees: Index,
+    rates: Floats,
+    levels: Index,
+    starts: Floats,
+    devices: Index,
+    runs: Index,
+    times: Floats,
+    free: Index,
+    count: int,
+    sign: float,
+) -> int:
+    """Give the devices that are free now, one level at a time, by diminishing returns.
+
+    A job without devices comes first; else the job whose planned device-seconds grow
+    least for each further device. Arguments as of :func:`minimum_shares`, whose results
+    it takes and changes.
+
+    Args:
+        count: Number of breakpoints of the profile.
+        sign: 1 to take the job whose device-seconds grow least, -1 the most.
+    Returns:
+        Number of breakpoints of the profile.
+    """
+    jobs, now = len(left), times[0]
+    plan = np.zeros(len(times), np.int64)
+    trial_times, trial_free = times.copy(), free.copy()
+    trial_starts = np.zeros(starts.shape[1])
+    trial_devices = np.zeros(starts.shape[1], np.int64)
+    best_starts, best_devices = trial_starts.copy(), trial_devices.copy()
+    # A plan adds few breakpoints; those that the arrays have no room for, none.
+    while free[0] > 0 and count + 8 + runs.max() < len(times):
+        best, best_gain, best_runs = -1, np.inf, 0
+        for job in range(jobs):
+            held = devices[job, 0] if starts[job, 0] == now else 0
+            level = _level(degrees, levels[job], held)
+            if level + 1 >= levels[job]:
+                continue
+            more = degrees[level + 1] - held
+            if more > free[0]:
+                continue
+            if held == 0 and best >= 0 and best_gain == -np.inf:
+                continue
+            trial_times[:count], trial_free[:count] = times[:count], free[:count]
+            size = _add_runs(
+                trial_times,
+                trial_free,
+                count,
+                starts[job],
+                devices[job],
+                runs[job],
+                1,
+            )
+            size = _merge(trial_times, trial_free, size)
+            size, end, _ = _share(
+                trial_times,
+                trial_free,
+                size,
+                left[job],
+                due[job],
+                slot,
+                degrees,
+                rates[job],
+                levels[job],
+                level + 1,
+                plan,
+            )
+            end = _aligned(now, end, slot)
+            trial_runs = _keep(
+                trial_times, size, plan, end, trial_starts, trial_devices
+            )
+            gain = -np.inf
+            if held > 0:
+                grown = _device_s(trial_starts, trial_devices, trial_runs) - _device_s(
+                    starts[job], devices[job], runs[job]
+                )
+                gain = sign * grown / more
+            if gain < best_gain:
+                best, best_gain, best_runs = job, gain, trial_runs
+                best_starts[:trial_runs] = trial_starts[:trial_runs]
+                best_devices[:trial_runs] = trial_devices[:trial_runs]
+        if best < 0:
+            break
+        count = _add_runs(
+            times, free, count, starts[best], devices[best], runs[best], 1
+        )
+        runs[best] = best_runs
+        starts[best, :best_runs] = best_starts[:best_runs]
+        devices[best, :best_runs] = best_devices[:best_runs]
+        count = _add_runs(
+            times, free, count, starts[best], devices[best], runs[best], -1
+        )
+        count = _merge(times, free, count)
+    return count
+
+
+@compiled
+def earliest_deadline_plans(
+    now: float,
+    capacity: int,
+    slot: float,
+    left: Floats,
+    due: Floats,
+    degrees: Index,
+    rates: Floats,
+    levels: Index,
+    given: Index,
+    times: Floats,
+    free: Index,
+) -> bool:
+    """Plan each job, in the order given, with as many devices as it can use, at once.
+
+    Arguments as of :func:`minimum_shares`.
+
+    Args:
+        given: Devices of each job from now on; written. Shape [jobs].
+    Returns:
+        Whether all jobs meet their deadlines.
+    """
+    times[0], free[0] = now, capacity
+    count, met = 1, True
+    plan = np.zeros(len(times), np.int64)
+    for job in range(len(left)):
+        rest, end = left[job], np.inf
+        for index in range(count):
+            at = _level(degrees, levels[job], free[index])
+            plan[index] = 0 if at < 0 else degrees[at]
+            if at < 0:
+                continue
+            until = np.inf if index == count - 1 else times[index + 1]
+            if rest <= (until - times[index]) * rates[job, at]:
+                end = times[index] + rest / rates[job, at]
+                break
+            rest -= (until - times[index]) * rates[job, at]
+        given[job] = plan[0]
+        met = met and end <= due[job]
+        end = _aligned(now, end, slot)
+        count = _split(times, free, count, end)
+        for index in range(count):
+            if times[index] < end:
+                free[index] -= plan[index]
+    return met

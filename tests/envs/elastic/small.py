@@ -1,0 +1,57 @@
+"""Small tables and traces that the tests of elastic jobs share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from envs.elastic.costs import FreeResize
+from envs.elastic.pools import HostPool
+from envs.elastic.session import ElasticConfig, ElasticSession
+from envs.elastic.throughput import ModelKey, ThroughputTable
+from envs.elastic.traces import JobTrace
+
+KEY = ModelKey("net", 64)
+
+
+def table(
+    rates: dict[str, tuple[float, ...]] | None = None,
+    degrees: tuple[int, ...] = (1, 2, 4),
+) -> ThroughputTable:
+    """Throughputs of one model: iterations per second by type and degree."""
+    rates = rates or {"gpu": (1.0, 2.0, 3.0)}
+    values = np.zeros((1, len(rates), len(degrees), 2))
+    for at, row in enumerate(rates.values()):
+        values[0, at, :, 0] = row
+    return ThroughputTable(
+        name="small", models=(KEY,), kinds=tuple(rates), degrees=degrees, table=values
+    )
+
+
+def trace(*jobs: tuple[float, float, float, int]) -> JobTrace:
+    """Jobs of (submission, deadline, iterations, devices asked for)."""
+    columns = np.array(jobs, dtype=np.float64)
+    return JobTrace(
+        name="small",
+        job_id=tuple(f"job{number}" for number in range(len(jobs))),
+        submit_s=columns[:, 0],
+        deadline_s=columns[:, 1],
+        iterations=columns[:, 2],
+        model=np.zeros(len(jobs), dtype=np.int64),
+        models=(KEY,),
+        gpus=columns[:, 3].astype(np.int64),
+        duration_s=np.full(len(jobs), np.nan),
+        kind=("",) * len(jobs),
+    )
+
+
+def session(
+    *jobs: tuple[float, float, float, int], **options: object
+) -> ElasticSession:
+    """A session of jobs on one host of four devices, where resizes are free."""
+    fields = {
+        "trace": trace(*jobs),
+        "source": table(),
+        "cluster": (HostPool(kind="gpu", hosts=1, devices=4),),
+        "cost": FreeResize(),
+    }
+    return ElasticSession(ElasticConfig(**{**fields, **options}))  # type: ignore[arg-type]
