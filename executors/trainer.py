@@ -60,7 +60,7 @@ from executors.strategies.data_parallel import is_whole
 from executors.strategies.dropout import DropoutOff
 from planner.errors import ExecutionError
 from planner.kv_cache import disable_kv_cache
-from planner.schema import Plan
+from planner.schema import Plan, Strategy
 
 __all__ = ["StepResult", "Trainer"]
 
@@ -86,6 +86,14 @@ class StepResult:
     loss: float
     grad_norm: float | None
     earlier: tuple[float, ...] = ()
+
+
+def _two_optimizers(strategy: Strategy) -> ExecutionError:
+    return ExecutionError(
+        f"optimizer= with synchronisation={strategy.synchronisation} and "
+        f"gradient_compression={strategy.gradient_compression}, of which one has an "
+        f"optimizer of its own; leave it to the plan"
+    )
 
 
 class Trainer:
@@ -173,11 +181,7 @@ class Trainer:
         self.step_rule.attach(self)
         self.replicas.attach(self)
         if optimizer is not None and self.optimizer is not made:
-            raise ExecutionError(
-                f"optimizer= with synchronisation={strategy.synchronisation} and "
-                f"gradient_compression={strategy.gradient_compression}, of which one "
-                f"has an optimizer of its own; leave it to the plan"
-            )
+            raise _two_optimizers(strategy)
 
     def _loss_function(self) -> LossFunction:
         plan, place = self.plan, self.place
