@@ -161,7 +161,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(pool: Pool, tmp_path: Path) -> N
     plan = make_plan("perceptron", dp_replicate=2)
     kept = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 1}
     kind, text = ask(pool, plan, steps=9, poison=3, **kept)
-    assert kind == "ExecutionError"
+    assert kind == "NonFiniteError"
     assert "the loss of step 4 is nan on rank 1;" in text
     assert f"resume from {tmp_path / 'kept' / 'step-000003'}" in text
     assert "\n" not in text
