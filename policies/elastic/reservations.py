@@ -7,12 +7,21 @@ now, as do their deadlines, so that jobs that end in one slot leave together.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.simulate.compiled import compiled, inner
 
-__all__ = ["earliest_deadline_plans", "expand_shares", "minimum_shares"]
+__all__ = [
+    "Jobs",
+    "Plans",
+    "Profile",
+    "earliest_deadline_plans",
+    "expand_shares",
+    "minimum_shares",
+]
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -163,16 +172,13 @@ def _share(
     Returns:
         Number of breakpoints, the end, and whether it is by the deadline.
     """
-    now = times[0]
-    last = 0
+    now, last, start = times[0], 0, 0
     if due > now:
         until = _aligned(now, due, slot)
         count = _split(times, free, count, until)
         while times[last] < until:
             last += 1
-    for index in range(count):
-        plan[index] = 0
-    start = 0
+    plan[:count] = 0
     if forced >= 0:
         plan[0] = degrees[forced]
         length = np.inf if count == 1 else times[1] - now
@@ -183,24 +189,12 @@ def _share(
             return count, end, end <= due
         left -= length * rates[forced]
         start = 1
-    level, since = _lowest(times, free, start, last, left, due, degrees, rates, levels)
+    what = (left, due, degrees, rates)
+    level, since = _lowest(times, free, start, last, *what, levels)
     met = level >= 0
     if not met:
         level, since = levels - 1, start
-    end = _use(
-        times,
-        free,
-        count,
-        start,
-        last,
-        left,
-        due,
-        degrees,
-        rates,
-        level,
-        since,
-        plan,
-    )
+    end = _use(times, free, count, start, last, *what, level, since, plan)
     return count, end, met
 
 
@@ -321,104 +315,158 @@ def minimum_shares(
     return count, met
 
 
-@compiled
-def expand_shares(
+class Jobs(NamedTuple):
+    """What jobs need and can use.
+
+    Attributes:
+        left: Iterations left of each job. Shape [jobs].
+        due: Deadlines. Shape [jobs].
+        degrees: Levels of degree, ascending. Shape [levels].
+        rates: Iterations per second. Shape [jobs, levels].
+        levels: Levels that each job can use. Shape [jobs].
+    """
+
+    left: Floats
+    due: Floats
+    degrees: Index
+    rates: Floats
+    levels: Index
+
+
+class Plans(NamedTuple):
+    """Plans of jobs as runs of equal degree; the last run begins at the end.
+
+    Attributes:
+        starts: Beginning of each run. Shape [jobs, runs].
+        devices: Devices in it. Shape [jobs, runs].
+        runs: Number of them. Shape [jobs].
+    """
+
+    starts: Floats
+    devices: Index
+    runs: Index
+
+
+class Profile(NamedTuple):
+    """Breakpoints, and the devices that are free from each to the next."""
+
+    times: Floats
+    free: Index
+
+
+@inner
+def _trial(
     slot: float,
-    left: Floats,
-    due: Floats,
-    degrees: Index,
-    rates: Floats,
-    levels: Index,
+    jobs: Jobs,
+    plans: Plans,
+    job: int,
+    forced: int,
+    profile: Profile,
+    count: int,
+    plan: Index,
     starts: Floats,
     devices: Index,
-    runs: Index,
-    times: Floats,
-    free: Index,
-    count: int,
-    sign: float,
 ) -> int:
-    """Give the devices that are free now, one level at a time, by diminishing returns.
-
-    A job without devices comes first; else the job whose planned device-seconds grow
-    least for each further device. Arguments as of :func:`minimum_shares`, whose results
-    it takes and changes.
+    """Plan a job anew with a degree until the first breakpoint; return its runs.
 
     Args:
+        profile: The profile with the job's present plan; overwritten.
+        count: Number of its breakpoints.
+        starts: Beginnings of the new plan's runs; written.
+        devices: Devices in them; written.
+    """
+    times, free = profile
+    held = (plans.starts[job], plans.devices[job], plans.runs[job])
+    count = _add_runs(times, free, count, *held, 1)
+    count = _merge(times, free, count)
+    need = (jobs.left[job], jobs.due[job], slot, jobs.degrees, jobs.rates[job])
+    count, end, _ = _share(times, free, count, *need, jobs.levels[job], forced, plan)
+    end = _aligned(times[0], end, slot)
+    return _keep(times, count, plan, end, starts, devices)
+
+
+@inner
+def _replace(
+    plans: Plans,
+    job: int,
+    runs: int,
+    starts: Floats,
+    devices: Index,
+    profile: Profile,
+    count: int,
+) -> int:
+    """Give a job another plan; return the number of breakpoints of the profile."""
+    times, free = profile
+    held = (plans.starts[job], plans.devices[job], plans.runs[job])
+    count = _add_runs(times, free, count, *held, 1)
+    plans.runs[job] = runs
+    plans.starts[job, :runs] = starts[:runs]
+    plans.devices[job, :runs] = devices[:runs]
+    count = _add_runs(times, free, count, starts, devices, runs, -1)
+    return _merge(times, free, count)
+
+
+@compiled
+def expand_shares(
+    slot: float, jobs: Jobs, plans: Plans, profile: Profile, count: int, sign: float
+) -> None:
+    """Give the devices that are free now, one level at a time, by diminishing returns.
+
+    A job without devices comes first; else that whose device-seconds grow least each.
+
+    Args:
+        slot: Length of a slot; 0 for none.
+        jobs: The jobs.
+        plans: Their plans, of :func:`minimum_shares`; changed.
+        profile: The free devices; changed.
         count: Number of breakpoints of the profile.
         sign: 1 to take the job whose device-seconds grow least, -1 the most.
-    Returns:
-        Number of breakpoints of the profile.
     """
-    jobs, now = len(left), times[0]
+    times, free = profile
+    starts, devices, runs = plans
     plan = np.zeros(len(times), np.int64)
-    trial_times, trial_free = times.copy(), free.copy()
-    trial_starts = np.zeros(starts.shape[1])
-    trial_devices = np.zeros(starts.shape[1], np.int64)
-    best_starts, best_devices = trial_starts.copy(), trial_devices.copy()
+    trial = Profile(times.copy(), free.copy())
+    new_starts, new_devices = starts[0].copy(), devices[0].copy()
+    best_starts, best_devices = starts[0].copy(), devices[0].copy()
     # A plan adds few breakpoints; those that the arrays have no room for, none.
     while free[0] > 0 and count + 8 + runs.max() < len(times):
         best, best_gain, best_runs = -1, np.inf, 0
-        for job in range(jobs):
-            held = devices[job, 0] if starts[job, 0] == now else 0
-            level = _level(degrees, levels[job], held)
-            if level + 1 >= levels[job]:
+        for job in range(len(runs)):
+            held = devices[job, 0] if starts[job, 0] == times[0] else 0
+            level = _level(jobs.degrees, jobs.levels[job], held) + 1
+            first = held == 0 and best_gain == -np.inf
+            if level >= jobs.levels[job] or first:
                 continue
-            more = degrees[level + 1] - held
+            more = jobs.degrees[level] - held
             if more > free[0]:
                 continue
-            if held == 0 and best >= 0 and best_gain == -np.inf:
-                continue
-            trial_times[:count], trial_free[:count] = times[:count], free[:count]
-            size = _add_runs(
-                trial_times,
-                trial_free,
-                count,
-                starts[job],
-                devices[job],
-                runs[job],
-                1,
-            )
-            size = _merge(trial_times, trial_free, size)
-            size, end, _ = _share(
-                trial_times,
-                trial_free,
-                size,
-                left[job],
-                due[job],
+            trial.times[:count], trial.free[:count] = times[:count], free[:count]
+            new = _trial(
                 slot,
-                degrees,
-                rates[job],
-                levels[job],
-                level + 1,
+                jobs,
+                plans,
+                job,
+                level,
+                trial,
+                count,
                 plan,
-            )
-            end = _aligned(now, end, slot)
-            trial_runs = _keep(
-                trial_times, size, plan, end, trial_starts, trial_devices
+                new_starts,
+                new_devices,
             )
             gain = -np.inf
             if held > 0:
-                grown = _device_s(trial_starts, trial_devices, trial_runs) - _device_s(
-                    starts[job], devices[job], runs[job]
-                )
+                grown = _device_s(new_starts, new_devices, new)
+                grown -= _device_s(starts[job], devices[job], runs[job])
                 gain = sign * grown / more
             if gain < best_gain:
-                best, best_gain, best_runs = job, gain, trial_runs
-                best_starts[:trial_runs] = trial_starts[:trial_runs]
-                best_devices[:trial_runs] = trial_devices[:trial_runs]
+                best, best_gain, best_runs = job, gain, new
+                best_starts[:new] = new_starts[:new]
+                best_devices[:new] = new_devices[:new]
         if best < 0:
             break
-        count = _add_runs(
-            times, free, count, starts[best], devices[best], runs[best], 1
+        count = _replace(
+            plans, best, best_runs, best_starts, best_devices, profile, count
         )
-        runs[best] = best_runs
-        starts[best, :best_runs] = best_starts[:best_runs]
-        devices[best, :best_runs] = best_devices[:best_runs]
-        count = _add_runs(
-            times, free, count, starts[best], devices[best], runs[best], -1
-        )
-        count = _merge(times, free, count)
-    return count
 
 
 @compiled

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from envs.elastic.session import Allocation, ElasticSession, Fate
 from planner.errors import StrategyError
 from policies.elastic.reservations import (
+    Jobs,
+    Plans,
+    Profile,
     earliest_deadline_plans,
     expand_shares,
     minimum_shares,
@@ -211,7 +214,15 @@ class _Reservations:
         """Return the decision, after the devices that are free now are given."""
         now_s = self._session.now_s
         if len(self._jobs):
-            expand_shares(self._session.config.slot_s, *self._what, self._count, sign)
+            what = self._what
+            expand_shares(
+                self._session.config.slot_s,
+                Jobs(*what[:5]),
+                Plans(*what[5:8]),
+                Profile(*what[8:]),
+                self._count,
+                sign,
+            )
         next_s = np.inf
         if len(self._jobs) and self._runs.max() > 2:
             change = self._starts[self._runs > 2, 1]
