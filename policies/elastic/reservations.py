@@ -316,7 +316,7 @@ def minimum_shares(
 
 
 class Jobs(NamedTuple):
-    """What jobs need and can use.
+    """Needs of jobs, and the levels that they can use.
 
     Attributes:
         left: Iterations left of each job. Shape [jobs].
