@@ -241,7 +241,7 @@ def build_optimizer(
     listed: list[dict[str, Any]] = [{"params": group} for group in groups.values()]
     listed = listed or [{"params": [nn.Parameter(torch.zeros(0))]}]
     kind = OPTIMIZERS[spec.name]
-    settings: dict[str, Any] = {"weight_decay": spec.weight_decay}
+    settings: dict[str, Any] = {"weight_decay": spec.used_weight_decay}
     if kind.momentum:
         settings["momentum"] = spec.momentum
     if spec.betas is not None:

@@ -20,7 +20,13 @@ from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice
 from planner.portfolio import ranked_answers
 from planner.regimes import Answer, answer_that_fits, answer_with_regimes
-from planner.request import DEFAULT_RISK, PlanOptions, make_context, make_request
+from planner.request import (
+    DEFAULT_RISK,
+    PlanOptions,
+    default_precision,
+    make_context,
+    make_request,
+)
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
 from planner.search.communication.finalists import with_own_sums
@@ -114,7 +120,8 @@ def plan(
             exported to it.
         devices: ``all`` uses every free device if any legal strategy does, and may
             leave out whole types of a mixed cluster; ``any`` lets any fewer win.
-        precision: Dtypes; bf16 compute over fp32 weights by default.
+        precision: Dtypes; by default bf16 compute over fp32 weights, and fp32 alone
+            if a device has no bf16.
         optimizer: AdamW by default.
         grad_clip_norm: Largest gradient norm; None for no clipping.
         recipe: Which framework's constants price the plan: with a calibration any that
@@ -157,13 +164,15 @@ def plan(
         StrategyError: If a value has the wrong type or is out of range.
         UnknownNameError: For a name that no registry holds; suggests the nearest.
     """
+    # The cluster first: it is read faster.
+    machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     options = PlanOptions(
         global_batch=global_batch,
         objective=objective,
         pin=pin or {},
         target=target,
         devices=devices,
-        precision=precision or Precision(),
+        precision=default_precision(machines, precision)[0],
         optimizer=optimizer or Optimizer(),
         grad_clip_norm=grad_clip_norm,
         recipe=recipe,
@@ -178,8 +187,6 @@ def plan(
         efficiency=efficiency or {},
     )
     started = time.perf_counter()
-    # The cluster first: it is read faster.
-    machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     trains = target == "meshwright" and not isinstance(model, ModelGraph)
     wanted = trains and certifies(certify)
     start = Certifier(model) if wanted else nullcontext()

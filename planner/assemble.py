@@ -46,6 +46,7 @@ def model_reference(graph: ModelGraph) -> ModelReference:
     if not any(style != "experts" for style in graph.sharding.values()):
         whole_stream = "tp splits none of the model's layers"
     return ModelReference(
+        experts=graph.num_experts,
         name=graph.name,
         ref=graph.ref,
         parameters=graph.num_parameters,

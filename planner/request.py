@@ -28,6 +28,7 @@ from planner.targets import get_target, target_names
 __all__ = [
     "DEFAULT_RISK",
     "PlanOptions",
+    "default_precision",
     "make_context",
     "make_request",
     "recipe_of",
@@ -173,6 +174,40 @@ class PlanOptions:
                 f"time_budget_s={seconds} is not a number of seconds; give 0 or more, "
                 f"or None to leave it to the partitioner"
             )
+
+
+def default_precision(
+    cluster: Cluster, given: Precision | None = None
+) -> tuple[Precision, str]:
+    """Precision to plan in, and why it is not bfloat16 if nobody gave one.
+
+    Args:
+        cluster: Its free devices; GPUs before Ampere multiply no bfloat16.
+        given: As asked for; None for bfloat16 where all devices have it, else float32.
+
+    Returns:
+        The precision, and a clause or nothing.
+    Raises:
+        StrategyError: If bfloat16 is asked for on a device that has none.
+    """
+    free = set(cluster.type_index[cluster.free].tolist())
+    lacking = [
+        device.name
+        for index, device in enumerate(cluster.device_types)
+        if index in free
+        and device.backend == "nccl"
+        and "bfloat16" not in device.peak_flops_per_s
+    ]
+    wanted = given or Precision()
+    if not lacking or wanted.compute != "bfloat16":
+        return wanted, ""
+    shown = ", ".join(lacking)
+    if given is not None:
+        raise StrategyError(
+            f"dtype=bfloat16 on {shown}, which has no bfloat16; use float32, or price "
+            f"float16 by meshwright predict"
+        )
+    return Precision(compute="float32"), f"{shown} has no bfloat16"
 
 
 def recipe_of(options: PlanOptions) -> str:

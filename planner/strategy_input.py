@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel, PricingContext
+from planner.cost.traffic.layers import context_algorithms
 from planner.errors import StrategyError
 from planner.reading import parse_json, read_text
 from planner.schema import Strategy
@@ -70,6 +71,7 @@ def complete_strategy(
             f"device_ranges name device {taken[0]}, which is occupied or does not "
             f"exist; free devices are {context.order[0]} to {context.order[-1]}"
         )
+    _check_heads(given, context)
     if any(stage.modules for stage in given.stages):
         return _with_sharding(given, context), order
     row = StrategyTable.from_strategies([given]).row(0)
@@ -83,6 +85,33 @@ def complete_strategy(
         }
     )
     return _with_sharding(full, context), order
+
+
+def _check_heads(given: Strategy, context: PricingContext) -> None:
+    """Refuse ranks that trade a sequence for heads that they do not divide.
+
+    Raises:
+        StrategyError: Naming the degrees and the numbers of heads.
+    """
+    mesh, graph = given.mesh, context.graph
+    if mesh.cp == 1 or given.context_algorithm != "all_to_all":
+        return
+    if "all_to_all" in context_algorithms(graph, cp=mesh.cp, tp=mesh.tp):
+        return
+    heads = sorted(
+        {
+            kernel.batch // graph.batch
+            for block in graph.blocks
+            for kernel in block.kernels
+            if kernel.kind == "attention"
+        }
+    )
+    raise StrategyError(
+        f"context_algorithm=all_to_all with cp={mesh.cp} x tp={mesh.tp}: "
+        f"{mesh.cp * mesh.tp} ranks do not divide the "
+        f"{', '.join(map(str, heads)) or 'missing'} heads of attention that they trade "
+        f"the sequence for; use degrees that do, or context_algorithm=ring"
+    )
 
 
 def _with_sharding(strategy: Strategy, context: PricingContext) -> Strategy:

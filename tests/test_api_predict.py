@@ -160,3 +160,10 @@ def test_both_fidelities_price_a_strategy() -> None:
     assert closed.prediction.step_time_s == pytest.approx(
         simulated.prediction.step_time_s, rel=0.01
     )
+
+
+def test_ranks_that_trade_a_sequence_for_heads_divide_them() -> None:
+    """GPT-2 large has 20 heads."""
+    uneven = Strategy(mesh=Mesh(cp=8), context_algorithm="all_to_all")
+    with pytest.raises(StrategyError, match="8 ranks do not divide the 20 heads"):
+        predict("gpt2-large", "dgx-a100:1", uneven, seq_len=1024)

@@ -114,11 +114,14 @@ def _numbers(config: Any, plan: dict[str, Any]) -> None:
     same("weights in bfloat16", alone, precision["parameter"] == "bfloat16")
     reduced = getattr(torch, precision["reduce"])
     same("reductions", config.communication_data_type, reduced)
-    same("clipping", config.gradient_clipping, strategy["grad_clip_norm"] or 0.0)
+    # What nobody gave is DeepSpeed's own.
+    if strategy["grad_clip_norm"] is not None:
+        same("clipping", config.gradient_clipping, strategy["grad_clip_norm"])
     spec = strategy["optimizer"]
     same("optimizer", config.optimizer_name.lower(), spec["name"].lower())
     same("lr", config.optimizer_params["lr"], spec["learning_rate"])
-    same("decay", config.optimizer_params["weight_decay"], spec["weight_decay"])
+    decay = config.optimizer_params.get("weight_decay")
+    same("decay", decay, spec["weight_decay"])
 
 
 def _tensors(config: Any, plan: dict[str, Any]) -> None:

@@ -143,8 +143,11 @@ def _numbers(said: Any, plan: dict[str, Any]) -> None:
     name = "sgd" if optimizer["name"] == "SGD" else "adam"
     same("optimizer", said.optimizer, name)
     same("lr", said.lr, optimizer["learning_rate"])
-    same("decay", said.weight_decay, optimizer["weight_decay"])
-    same("clipping", said.clip_grad, clip or 0.0)
+    # What nobody gave is Megatron's own.
+    if optimizer["weight_decay"] is not None:
+        same("decay", said.weight_decay, optimizer["weight_decay"])
+    if clip is not None:
+        same("clipping", said.clip_grad, clip)
 
 
 def _ranks(said: Any, mesh: dict[str, int]) -> None:

@@ -99,8 +99,12 @@ def _numbers(config: Any, plan: dict[str, Any]) -> None:
     same("float32 beside", optimizer.accumulate_grad_in_fp32, beside)
     sharded = mesh["dp_shard"] > 1 and strategy["zero_stage"] == 1
     same("ZeRO", optimizer.zero_stage, int(sharded))
-    same("clipping", optimizer.clip_grad, strategy["grad_clip_norm"])
-    same("decay", optimizer.weight_decay, strategy["optimizer"]["weight_decay"])
+    # What nobody gave is the base config's.
+    decay = strategy["optimizer"]["weight_decay"]
+    if strategy["grad_clip_norm"] is not None:
+        same("clipping", optimizer.clip_grad, strategy["grad_clip_norm"])
+    if decay is not None:
+        same("decay", optimizer.weight_decay, decay)
     rate = optimizer.learning_rate_scheduler
     want = strategy["optimizer"]["learning_rate"]
     same("rate", (rate.learning_rate, rate.min_decay_lr), (want, want))

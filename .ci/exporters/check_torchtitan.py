@@ -52,7 +52,9 @@ def _numbers(config: Any, strategy: dict[str, Any]) -> None:
         same("accumulation", passes, count)
         same("microbatch", training.local_batch_size, strategy["microbatch_size"])
     precision, clip = strategy["precision"], strategy["grad_clip_norm"]
-    same("clipping", training.max_norm, math.inf if clip is None else clip)
+    # What nobody gave is torchtitan's own.
+    if clip is not None:
+        same("clipping", training.max_norm, clip)
     same("weights", training.dtype, precision["parameter"])
     same("products", training.mixed_precision_param, precision["compute"])
     same("reductions", training.mixed_precision_reduce, precision["reduce"])
@@ -64,7 +66,8 @@ def _numbers(config: Any, strategy: dict[str, Any]) -> None:
     optimizer = strategy["optimizer"]
     same("optimizer", group.optimizer_name, optimizer["name"])
     same("lr", group.optimizer_kwargs["lr"], optimizer["learning_rate"])
-    same("decay", group.optimizer_kwargs["weight_decay"], optimizer["weight_decay"])
+    if optimizer["weight_decay"] is not None:
+        same("decay", group.optimizer_kwargs["weight_decay"], optimizer["weight_decay"])
     same("compile", config.compile.enable, strategy["compile"])
 
 

@@ -35,7 +35,9 @@ def _numbers(config: Any, plan: dict[str, Any]) -> None:
         same("accumulation", passes, count)
     same("microbatch", size, strategy["microbatch_size"])
     precision, clip = strategy["precision"], strategy["grad_clip_norm"]
-    same("clipping", training.max_norm, math.inf if clip is None else clip)
+    # What nobody gave is torchtitan's own.
+    if clip is not None:
+        same("clipping", training.max_norm, clip)
     same("weights", training.dtype, precision["parameter"])
     same("products", training.mixed_precision_param, precision["compute"])
     same("reductions", training.mixed_precision_reduce, precision["reduce"])
@@ -44,7 +46,8 @@ def _numbers(config: Any, plan: dict[str, Any]) -> None:
     optimizer = strategy["optimizer"]
     same("optimizer", config.optimizer.name, optimizer["name"])
     same("lr", config.optimizer.lr, optimizer["learning_rate"])
-    same("decay", config.optimizer.weight_decay, optimizer["weight_decay"])
+    if optimizer["weight_decay"] is not None:
+        same("decay", config.optimizer.weight_decay, optimizer["weight_decay"])
     same("compile", config.compile.enable, strategy["compile"])
     if mesh["dp_shard"] * mesh["cp"] > 1:
         word = "always" if strategy["zero_stage"] == 3 else "never"

@@ -45,7 +45,7 @@ class AccumulatingAdam(torch.optim.Optimizer):
             "lr": spec.learning_rate,
             "betas": (0.9, 0.999),
             "eps": 1e-8,
-            "weight_decay": spec.weight_decay,
+            "weight_decay": spec.used_weight_decay,
         }
         super().__init__([{"params": group["params"]} for group in groups], defaults)
         self._decoupled = spec.name == "AdamW"

@@ -27,6 +27,7 @@ from planner.capture.token_rules import BATCH_NORMS
 from planner.capture.tp_check import tp_violations
 from planner.errors import CaptureError
 from planner.graph.coarsen import coarsen
+from planner.graph.fallbacks import fallback_code
 from planner.graph.fusion import OpFusions
 from planner.graph.model import ModelGraph
 from planner.graph.ops import OpGraph
@@ -141,7 +142,7 @@ def capture(
     reading = trace_model(source)
     label = name or (loaded.name if loaded is not None else type(module).__name__)
     where = ref or (loaded.ref if loaded is not None else None)
-    return _graph(
+    graph = _graph(
         source,
         facts,
         reading=reading,
@@ -149,6 +150,8 @@ def capture(
         ref=where,
         trusted=splits is not None,
     )
+    told = (*graph.assumptions, *fallback_code(graph))
+    return replace(graph, assumptions=told)
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

@@ -102,7 +102,7 @@ class FederateCommand:
             model = name_model(
                 self.model,
                 seq_len=self.seq_len,
-                dtype=self.training.dtype,
+                dtype=self.training.dtype or "bfloat16",
                 allow_remote_code=self.allow_remote_code,
             )
             made = federate(model, self.cluster, **arguments)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from planner.cli.output import note
 from planner.errors import CaptureError, PlanFileError, StrategyError
 from planner.schema import Optimizer, Plan, Precision
 from planner.schema.optimizers import OPTIMIZERS, OptimizerName
@@ -99,28 +100,55 @@ OptionalPair = Annotated[
 class TrainingOptions:
     """Settings of training that decide memory beside the strategy."""
 
-    dtype: Literal["bfloat16", "float32", "float16", "float8"] = "bfloat16"
-    """Data type of matrix products; in float16 the loss is scaled."""
+    dtype: Annotated[
+        Literal["bfloat16", "float32", "float16", "float8"] | None,
+        tyro.conf.arg(
+            metavar="{bfloat16,float32,float16,float8}", help_behavior_hint=""
+        ),
+    ] = None
+    """Data type of products; bfloat16, or float32 where a device has no bfloat16.
+    In float16 the loss is scaled."""
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of weights and optimizer states."""
     optimizer: OptimizerName = "AdamW"
     """Optimizer; it decides how many states each parameter has."""
     learning_rate: Annotated[float, tyro.conf.arg(metavar="RATE")] = 3e-4
     """Learning rate of the optimizer."""
-    weight_decay: Annotated[float, tyro.conf.arg(metavar="FLOAT")] = 0.0
-    """Weight decay of the optimizer."""
+    weight_decay: OptionalFloat = None
+    """Weight decay; none by default, a launcher's own in exports."""
     betas: OptionalPair = None
-    """Factors of Adam and its kin; those of torch by default."""
+    """Factors of Adam and its kin; by default torch's, or a launcher's in exports."""
     ema: OptionalFloat = None
     """Share that each step keeps of an average of the weights; none by default."""
     grad_clip_norm: OptionalFloat = None
-    """Largest norm of the gradients; no clipping by default."""
+    """Largest norm of the gradients; by default none, or a launcher's in exports."""
 
-    def precision(self) -> Precision:
-        """Return the precision that the planner takes."""
-        return Precision(
-            parameter=self.parameter_dtype, compute=self.dtype, reduce="float32"
+    def precision(self, cluster: str | None = None) -> Precision:
+        """Return the precision that the planner takes.
+
+        Args:
+            cluster: Devices on which the default depends.
+
+        Raises:
+            ClusterError: If it cannot be read.
+            StrategyError: If a device has no bfloat16 and it is asked for.
+        """
+        from planner.cluster import Cluster
+        from planner.request import default_precision
+
+        given = Precision(
+            parameter=self.parameter_dtype,
+            compute=self.dtype or "bfloat16",
+            reduce="float32",
         )
+        if cluster is None:
+            return given
+        machines = Cluster.parse(cluster)
+        found, why = default_precision(machines, given if self.dtype else None)
+        if why:
+            note(f"planned in float32: {why}; --dtype says another")
+            return given.model_copy(update={"compute": found.compute})
+        return given
 
     def build_optimizer(self) -> Optimizer:
         """Return the optimizer; its states have the dtype of the weights.
@@ -134,7 +162,7 @@ class TrainingOptions:
         ):
             if value is not None and not 0 < value < float("inf"):
                 raise StrategyError(f"{flag} {value} is not a number above 0")
-        if not 0 <= self.weight_decay < float("inf"):
+        if not 0 <= (self.weight_decay or 0.0) < float("inf"):
             raise StrategyError(f"--weight-decay {self.weight_decay} is below 0")
         shown = " ".join(map(str, self.betas or ()))
         if not all(0 <= beta < 1 for beta in self.betas or ()):

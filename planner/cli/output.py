@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +14,18 @@ from rich.text import Text
 
 from planner.schema.base import spell_non_finite
 
-__all__ = ["emit_json", "emit_table", "emit_text", "note", "progress", "working"]
+__all__ = [
+    "emit_json",
+    "emit_table",
+    "emit_text",
+    "note",
+    "progress",
+    "warn_of_fallbacks",
+    "working",
+]
+
+#: Start of assumptions about a model's fallback code, see planner.graph.fallbacks.
+_FALLBACK = "fallback code"
 
 #: Width of tables where no terminal limits it.
 _UNLIMITED = 1000
@@ -57,6 +68,17 @@ def emit_table(
         console.print(table)
     for line in captured.get().splitlines():
         print(line.rstrip())
+
+
+def warn_of_fallbacks(assumptions: Iterable[str]) -> None:
+    """Write on stderr which code of the model stands in for a kernel.
+
+    Args:
+        assumptions: Those of a plan's provenance.
+    """
+    for text in assumptions:
+        if text.startswith(_FALLBACK):
+            note(f"warning: {text}")
 
 
 def note(text: str) -> None:

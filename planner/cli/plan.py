@@ -20,7 +20,14 @@ from planner.cli.options import (
     name_model,
     parse_pins,
 )
-from planner.cli.output import emit_json, emit_table, emit_text, note, working
+from planner.cli.output import (
+    emit_json,
+    emit_table,
+    emit_text,
+    note,
+    warn_of_fallbacks,
+    working,
+)
 from planner.errors import MeshwrightError, NoFeasiblePlanError, StrategyError
 from planner.schema import PINNABLE, Plan
 from planner.schema.base import require_writable
@@ -112,13 +119,14 @@ class PlanCommand:
             model = name_model(
                 self.model,
                 seq_len=self.seq_len,
-                dtype=self.training.dtype,
+                dtype=arguments["precision"].activation_dtype,
                 allow_remote_code=self.allow_remote_code,
             )
             if self.compare:
                 made, contenders = self._compare(model, arguments)
             else:
                 made = self._plan(model, arguments)
+        warn_of_fallbacks(made.provenance.assumptions)
         if self.out is not None:
             made.save(self.out)
             note(f"wrote {self.out}")
@@ -172,13 +180,18 @@ class PlanCommand:
         Raises:
             StrategyError: If a pin or a number is wrong.
         """
+        if self.accept_gap != 0.5 and not self.allow_approximate:
+            raise StrategyError(
+                f"--accept-gap {self.accept_gap} has no effect without "
+                f"--allow-approximate; give both, or neither"
+            )
         return {
             "global_batch": self.global_batch,
             "objective": self.objective,
             "pin": parse_pins(self.pin),
             "target": self.target,
             "devices": self.devices,
-            "precision": self.training.precision(),
+            "precision": self.training.precision(self.cluster),
             "optimizer": self.training.build_optimizer(),
             "grad_clip_norm": self.training.grad_clip_norm,
             "memory_fraction": self.memory_fraction,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -17,7 +17,14 @@ from planner.cli.options import (
     SeqLen,
     name_model,
 )
-from planner.cli.output import emit_json, emit_table, emit_text, note, working
+from planner.cli.output import (
+    emit_json,
+    emit_table,
+    emit_text,
+    note,
+    warn_of_fallbacks,
+    working,
+)
 from planner.errors import PlanFileError, StrategyError
 from planner.schema.base import require_writable
 from planner.schema.methods import methods
@@ -84,6 +91,7 @@ class PredictCommand:
                 calibration=self.calibration,
                 fidelity=self.fidelity,
             )
+        warn_of_fallbacks(made.provenance.assumptions)
         if self.json:
             emit_json(made.to_data())
         else:
@@ -94,6 +102,29 @@ class PredictCommand:
             note(f"wrote {self.out}")
 
 
+_Source = Literal[
+    "auto",
+    "megatron",
+    "accelerate",
+    "deepspeed",
+    "nanotron",
+    "torchtitan",
+    "axolotl",
+    "llamafactory",
+]
+_Format = Literal[
+    "auto",
+    "megatron",
+    "accelerate",
+    "deepspeed",
+    "nanotron",
+    "torchtitan",
+    "axolotl",
+    "llamafactory",
+    "strategy",
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WantedOptions:
     """Values that a config may lack; they must agree with it where it has them."""
@@ -102,10 +133,24 @@ class WantedOptions:
     """Number of processes, if the config does not have it."""
     microbatch_size: OptionalInt = None
     """Samples per microbatch, if the config does not have it (accelerate)."""
-    recompute: Literal["none", "selective", "full"] = "none"
-    """Activations that the training script recomputes (DeepSpeed)."""
+    recompute: Annotated[
+        Literal["none", "selective", "full"] | None,
+        tyro.conf.arg(metavar="{none,selective,full}", help_behavior_hint=""),
+    ] = None
+    """Activations that the training script recomputes, if the config does not say."""
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "float8"] | None,
+        tyro.conf.arg(
+            metavar="{float32,bfloat16,float16,float8}", help_behavior_hint=""
+        ),
+    ] = None
+    """Data type of matrix products, if the config leaves it to the trainer."""
+    recipe: Annotated[str, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = ""
+    """Function that makes the config, in a Python file with several (torchtitan)."""
+    without_offload: bool = False
+    """Price the config without what it offloads to the host."""
 
-    def wanted(self, global_batch: int | None) -> Wanted:
+    def wanted(self, global_batch: int | None, script_words: str = "") -> Wanted:
         """Return the values for the readers."""
         from planner.imports import Wanted
 
@@ -113,7 +158,29 @@ class WantedOptions:
             world_size=self.world_size,
             global_batch=global_batch,
             microbatch_size=self.microbatch_size,
+            dtype=self.dtype,
+            recompute=self.recompute,
+            recipe=self.recipe,
+            script_words=script_words,
+            without_offload=self.without_offload,
         )
+
+    def require_none(self, file: str) -> None:
+        """Refuse options for a strategy or a plan, which says all of it.
+
+        Raises:
+            StrategyError: Naming those that were given.
+        """
+        given = [
+            f"--{item.name.replace('_', '-')}"
+            for item in fields(self)
+            if getattr(self, item.name) != item.default
+        ]
+        if given:
+            raise StrategyError(
+                f"{file} is a strategy or a plan, on which {', '.join(given)} has no "
+                f"effect; leave it out, or change the file"
+            )
 
 
 def read_config(file: str) -> str:
@@ -137,20 +204,19 @@ def tell_ignored(imported: Imported) -> None:
 class ImportCommand:
     """Read another launcher's config as a strategy that predict prices."""
 
-    source: Annotated[
-        Literal["megatron", "accelerate", "deepspeed"], tyro.conf.Positional
-    ]
-    """Launcher of the config."""
+    source: Annotated[_Source, tyro.conf.Positional]
+    """Launcher of the config; auto recognises it by the file's content."""
     file: Annotated[
         str | None,
         tyro.conf.Positional,
         tyro.conf.arg(metavar="FILE", help_behavior_hint=""),
     ] = None
-    """The config; for Megatron a file with arguments."""
+    """The config; for Megatron a file with arguments, or a script that starts it."""
     args: Annotated[
         str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")
     ] = None
-    """Megatron's arguments themselves, instead of a file: --args="…"."""
+    """Megatron's arguments themselves, instead of a file: --args="…"; with a script,
+    the assignments and arguments that it is started with."""
     global_batch: OptionalInt = None
     """Samples per step, if the config does not have it."""
     model: Annotated[
@@ -167,23 +233,32 @@ class ImportCommand:
         """Read, list ignored keys, write.
 
         Raises:
-            PlanFileError: If not exactly one of file and arguments is given.
+            PlanFileError: If neither a file nor arguments are given, or arguments with
+                another launcher's file.
         """
-        from planner.imports import import_text, name_stages
+        from planner.imports import detect_source, import_text, name_stages
 
-        if (self.file is None) == (self.args is None):
+        if self.file is None and self.args is None:
             raise PlanFileError("give a FILE, or Megatron's arguments with --args")
-        if self.args is not None and self.source != "megatron":
-            raise PlanFileError(f"--args is Megatron's; give {self.source}'s FILE")
         if self.out is not None:
             require_writable(self.out)
-        text = self.args if self.args is not None else read_config(self.file or "")
+        bare = self.file is None
+        text = self.args or "" if bare else read_config(self.file or "")
+        source: str = self.source
+        if source == "auto":
+            source = "megatron" if bare else detect_source(text, self.file or "")
+            if source in ("plan", "strategy"):
+                raise PlanFileError(
+                    f"{self.file} is a {source} already; price it with meshwright "
+                    f"predict --strategy {self.file}"
+                )
+        if self.args is not None and source != "megatron":
+            raise PlanFileError(f"--args is Megatron's; give {source}'s FILE alone")
         found = import_text(
-            self.source,
+            source,
             text,
-            self.options.wanted(self.global_batch),
+            self.options.wanted(self.global_batch, "" if bare else self.args or ""),
             self.file or "--args",
-            recompute=self.options.recompute,
         )
         strategy = found.strategy
         if self.model is not None:
@@ -209,12 +284,12 @@ class CompareCommand:
     """Compare your current config with the plan that Meshwright would make."""
 
     current: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """accelerate's YAML, DeepSpeed's JSON, Megatron's arguments, a strategy, a plan."""
+    """A launcher's config as meshwright import reads it, a strategy, or a plan."""
     model: ModelName
     cluster: ClusterName
     global_batch: OptionalInt = None
     """Samples per step, if the config does not have it."""
-    format: Literal["auto", "megatron", "accelerate", "deepspeed", "strategy"] = "auto"
+    format: _Format = "auto"
     """Format of the file; recognised by its content by default."""
     seq_len: SeqLen = None
     target: Annotated[str, tyro.conf.arg(metavar="TARGET")] = "meshwright"
@@ -276,10 +351,10 @@ class CompareCommand:
                 text,
                 self.options.wanted(self.global_batch),
                 self.current,
-                recompute=self.options.recompute,
             )
             tell_ignored(found)
             return found
+        self.options.require_none(self.current)
         strategy = read_strategy(self.current)
         if self.global_batch not in (None, strategy.global_batch):
             raise StrategyError(

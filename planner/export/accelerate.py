@@ -142,7 +142,7 @@ def _head(strategy: Strategy) -> str:
         count=strategy.num_microbatches,
         optimizer=optimizer.name,
         rate=optimizer.learning_rate,
-        decay=optimizer.weight_decay,
+        decay=optimizer.used_weight_decay,
         clip=strategy.grad_clip_norm or "not clipped",
         reduce=strategy.precision.reduce,
     )

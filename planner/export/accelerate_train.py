@@ -119,7 +119,8 @@ _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 def _optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
     spec = plan["strategy"]["optimizer"]
-    settings = {"lr": spec["learning_rate"], "weight_decay": spec["weight_decay"]}
+    decay = spec["weight_decay"] or 0.0
+    settings = {"lr": spec["learning_rate"], "weight_decay": decay}
     if spec["momentum"]:
         settings["momentum"] = spec["momentum"]
     if spec["betas"] is not None:

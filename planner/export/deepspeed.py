@@ -51,8 +51,8 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         **_precision(strategy),
         **_optimizer(strategy),
     }
-    # Without a word DeepSpeed clips to 1.
-    config["gradient_clipping"] = strategy.grad_clip_norm or 0.0
+    if strategy.grad_clip_norm is not None:
+        config["gradient_clipping"] = strategy.grad_clip_norm
     if mesh.tp > 1:
         config["tensor_parallel"] = {
             "autotp_size": mesh.tp,
@@ -105,10 +105,9 @@ def _precision(strategy: Strategy) -> dict[str, Any]:
 
 def _optimizer(strategy: Strategy) -> dict[str, Any]:
     spec = strategy.optimizer
-    settings: dict[str, Any] = {
-        "lr": spec.learning_rate,
-        "weight_decay": spec.weight_decay,
-    }
+    settings: dict[str, Any] = {"lr": spec.learning_rate}
+    if spec.weight_decay is not None:
+        settings["weight_decay"] = spec.weight_decay
     words: dict[str, Any] = {"optimizer": {"type": spec.name, "params": settings}}
     if spec.name == "Adam":
         # DeepSpeed's Adam is AdamW unless told otherwise.

@@ -36,8 +36,8 @@ def megatron_layout(stages: tuple[StageLayers, ...]) -> str:
     return "|".join(parts)
 
 
-def _mesh(strategy: Strategy) -> list[list[str]]:
-    mesh = strategy.mesh
+def _mesh(plan: Plan) -> list[list[str]]:
+    strategy, mesh = plan.strategy, plan.strategy.mesh
     lines = [
         ["--tensor-model-parallel-size", str(mesh.tp)],
         ["--pipeline-model-parallel-size", str(mesh.pp)],
@@ -47,10 +47,21 @@ def _mesh(strategy: Strategy) -> list[list[str]]:
         lines.append(["--cp-comm-type", _COMMUNICATION[strategy.context_algorithm]])
     if mesh.ep > 1:
         lines.append(["--expert-model-parallel-size", str(mesh.ep)])
+    if mesh.ep > 1 or (mesh.tp > 1 and _whole_experts(plan)):
+        # Left out it is tp, and splits each expert.
         lines.append(["--expert-tensor-parallel-size", "1"])
     if mesh.tp > 1 and strategy.sharding.sequence_parallel:
         lines.append(["--sequence-parallel"])
     return lines
+
+
+def _whole_experts(plan: Plan) -> bool:
+    """True if a model has experts that tp does not split."""
+    split = plan.strategy.sharding.patterns.items()
+    return plan.model.experts > 0 and not any(
+        "experts" in name.split(".") and style in ("colwise", "rowwise")
+        for name, style in split
+    )
 
 
 def _pipeline(strategy: Strategy) -> list[list[str]]:
@@ -114,17 +125,16 @@ def _optimizer(strategy: Strategy) -> list[list[str]]:
     lines = [
         ["--optimizer", "sgd" if optimizer.name == "SGD" else "adam"],
         ["--lr", repr(optimizer.learning_rate)],
-        ["--weight-decay", repr(optimizer.weight_decay)],
-        # Megatron clips at 1 unless it is told not to.
-        ["--clip-grad", "0.0" if clip is None else repr(clip)],
     ]
+    if optimizer.weight_decay is not None:
+        lines.append(["--weight-decay", repr(optimizer.weight_decay)])
+    if clip is not None:
+        lines.append(["--clip-grad", repr(clip)])
     if optimizer.name == "SGD":
         lines.append(["--sgd-momentum", repr(optimizer.momentum)])
-    else:
-        # torch's own, which Meshwright's executors leave as they are.
-        first, second = optimizer.used_betas or (0.9, 0.999)
+    elif optimizer.betas is not None:
+        first, second = optimizer.betas
         lines += [["--adam-beta1", repr(first)], ["--adam-beta2", repr(second)]]
-        lines.append(["--adam-eps", "1e-08"])
     return lines
 
 
@@ -139,7 +149,7 @@ def megatron_arguments(plan: Plan) -> tuple[tuple[str, ...], ...]:
     streams = mesh.tp if strategy.sharding.sequence_parallel else 1
     divisor = streams * (2 * mesh.cp if mesh.cp > 1 else 1)
     tokens = sequence_length(plan, "Megatron-LM", divisor)
-    lines = [*_mesh(strategy), *_pipeline(strategy), *_data_parallel(strategy)]
+    lines = [*_mesh(plan), *_pipeline(strategy), *_data_parallel(strategy)]
     stages = layers_of_stages(strategy)
     if stages:
         layers = sum(len(stage.layers) for stage in stages)

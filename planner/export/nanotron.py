@@ -64,7 +64,14 @@ def nanotron_config(plan: Plan) -> dict[str, Any]:
         ExportError: If the model reads no sequences.
     """
     strategy, spec = plan.strategy, plan.strategy.optimizer
-    first, second = spec.used_betas or (0.9, 0.999)
+    # What nobody gave stays the base config's.
+    given: dict[str, Any] = {}
+    if spec.weight_decay is not None:
+        given["weight_decay"] = spec.weight_decay
+    if strategy.grad_clip_norm is not None:
+        given["clip_grad"] = strategy.grad_clip_norm
+    if spec.betas is not None:
+        given["adam_beta1"], given["adam_beta2"] = spec.betas
     mesh, precision = strategy.mesh, strategy.precision
     if plan.workload.seq_len is None:
         raise ExportError(
@@ -97,13 +104,8 @@ def nanotron_config(plan: Plan) -> dict[str, Any]:
         "model": {"dtype": dtype},
         "optimizer": {
             "zero_stage": int(sharded),
-            "weight_decay": spec.weight_decay,
-            "clip_grad": strategy.grad_clip_norm,
+            **given,
             "accumulate_grad_in_fp32": in_float32,
-            # torch's own, which the plan's optimizer has, too, if it says nothing.
-            "adam_beta1": first,
-            "adam_beta2": second,
-            "adam_eps": 1e-8,
             "torch_adam_is_fused": True,
             "learning_rate_scheduler": {
                 "learning_rate": spec.learning_rate,

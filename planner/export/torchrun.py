@@ -53,6 +53,7 @@ def case_of(plan: Plan) -> Case:
         attention=plan.model.attention,
         backend="gloo" if any(map(is_cpu, plan.cluster.device_types)) else "nccl",
         device_types=tuple(plan.cluster.device_types),
+        num_experts=plan.model.experts,
     )
 
 

@@ -89,6 +89,8 @@ def meshwright() -> Trainer.Config:
                     pattern=r".*",
                     optimizer_name={optimizer},
                     optimizer_kwargs={{
+                        # What nobody gave stays the recipe's.
+                        **base.optimizer.param_groups[-1].optimizer_kwargs,
 {optimizer_kwargs}
                     }},
                 )
@@ -169,8 +171,7 @@ def _training(plan: Plan, version: str, divisor: int) -> dict[str, Any]:
         "local_batch_size": local,
         "global_batch_size": strategy.global_batch,
         "seq_len": sequence_length(plan, f"torchtitan {version}", divisor),
-        # No clipping is a norm that no gradient has.
-        "max_norm": math.inf if clip is None else clip,
+        **({} if clip is None else {"max_norm": clip}),
         "dtype": strategy.precision.parameter,
         "mixed_precision_param": strategy.precision.compute,
         "mixed_precision_reduce": strategy.precision.reduce,
@@ -219,13 +220,13 @@ def _recipe(plan: Plan) -> str:
     strategy = plan.strategy
     stages = layers_of_stages(strategy)
     layers = sum(len(stage.layers) for stage in stages) if stages else None
-    # torch's own beside the plan's, which Meshwright's executors leave as they are.
+    spec = strategy.optimizer
     kwargs = {
-        "lr": strategy.optimizer.learning_rate,
-        "betas": strategy.optimizer.used_betas,
-        "eps": 1e-8,
-        "weight_decay": strategy.optimizer.weight_decay,
+        "lr": spec.learning_rate,
+        "betas": spec.betas,
+        "weight_decay": spec.weight_decay,
     }
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
     streams = strategy.mesh.tp if strategy.sharding.sequence_parallel else 1
     training = _training(plan, "0.3.0", streams) | {"disable_cuda_graphs": True}
     own = {"enable_sequence_parallel": strategy.sharding.sequence_parallel}
@@ -327,18 +328,12 @@ def _toml(plan: Plan) -> str:
     compiled = {"enable": strategy.compile, "components": ["model"]}
     lines += _section("compile", compiled)
     optimizer = strategy.optimizer
-    first, second = optimizer.used_betas or (0.9, 0.999)
-    lines += _section(
-        "optimizer",
-        {
-            "name": optimizer.name,
-            "lr": optimizer.learning_rate,
-            "beta1": first,
-            "beta2": second,
-            "eps": 1e-8,
-            "weight_decay": optimizer.weight_decay,
-        },
-    )
+    settings: dict[str, Any] = {"name": optimizer.name, "lr": optimizer.learning_rate}
+    if optimizer.betas is not None:
+        settings["beta1"], settings["beta2"] = optimizer.betas
+    if optimizer.weight_decay is not None:
+        settings["weight_decay"] = optimizer.weight_decay
+    lines += _section("optimizer", settings)
     return "\n".join(lines) + "\n"
 
 

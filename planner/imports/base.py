@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -12,19 +14,24 @@ from typing import Any
 
 import yaml
 
-from planner.errors import StrategyError, UnknownNameError
+from planner.errors import StrategyError
 from planner.schema import Mesh, Recompute, Stage, Strategy
 from planner.targets import layers_of_stages
 
 __all__ = [
+    "DTYPES",
     "Ignored",
     "Imported",
     "Keys",
     "Wanted",
     "assembled",
+    "checked_recompute",
+    "computed_in",
     "divided",
     "ignored_keys",
     "name_stages",
+    "sort_unknown",
+    "unknown_error",
 ]
 
 
@@ -39,6 +46,63 @@ def ignored_keys(section: str) -> Mapping[str, str]:
     text = files("planner.imports").joinpath("ignored.yaml").read_text("utf-8")
     reasons: dict[str, str] = yaml.safe_load(text)[section]["keys"]
     return {key: why for why, keys in reasons.items() for key in keys.split()}
+
+
+#: What is part of the name of most options that change a strategy.
+_STRATEGIC = re.compile(
+    r"parallel|shard|zero|offload|pipeline|expert|recompute|fp8|fp16|bf16|precision|"
+    r"batch|accumul|quantiz|compress|replica"
+)
+_COMMENT = re.compile(r"^(_+|//|#)|^_?comment|^description$")
+
+
+def sort_unknown(
+    names: Sequence[str], known: Iterable[str], harmless: Iterable[str] = ()
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Part names that are not known by what they may mean.
+
+    Args:
+        names: Names that are not known, without their place.
+        known: Names that mean something to a strategy.
+        harmless: Names that mean nothing to one.
+
+    Returns:
+        Those that may change a strategy, each with the nearest known name or nothing,
+        and the others, each with the reason to pass it over.
+    """
+    refused, passed = {}, {}
+    known, harmless = list(known), list(harmless)
+    for name in names:
+        bare = name.lstrip("-")
+        near = difflib.get_close_matches(name, [*known, *harmless], n=1, cutoff=0.8)
+        if _COMMENT.search(bare.lower()):
+            passed[name] = "a comment"
+        elif near and near[0] in known:
+            refused[name] = near[0]
+        elif near or not _STRATEGIC.search(bare.lower().replace("-", "_")):
+            passed[name] = (
+                "not known to Meshwright; its name is about nothing that a strategy has"
+            )
+        else:
+            refused[name] = ""
+    return refused, passed
+
+
+def unknown_error(what: str, refused: Mapping[str, str]) -> StrategyError:
+    """Error for options that are not known and may change the strategy, all at once.
+
+    Args:
+        what: ``key of a DeepSpeed config``.
+        refused: Their names, each with the nearest known one or nothing.
+    """
+    shown = ", ".join(
+        repr(name) + (f" (did you mean {near!r}?)" if near else "")
+        for name, near in refused.items()
+    )
+    return StrategyError(
+        f"unknown {what} {shown}: may change the strategy; correct what is misspelt, "
+        f"and leave the rest out to price what remains"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +144,22 @@ class Wanted:
         world_size: Processes.
         global_batch: Samples per step over all of them.
         microbatch_size: Samples per microbatch on each.
+        dtype: Data type of matrix products, where the file leaves it to the trainer.
+        recompute: Activations that the training script recomputes; None for what the
+            file says.
+        recipe: Function of a Python file that makes the config.
+        script_words: Words that a shell script is started with, after assignments.
+        without_offload: True to price a config without what it moves to the host.
     """
 
     world_size: int | None = None
     global_batch: int | None = None
     microbatch_size: int | None = None
+    dtype: str | None = None
+    recompute: Recompute | None = None
+    recipe: str = ""
+    script_words: str = ""
+    without_offload: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,11 +170,17 @@ class Keys:
         data: The mapping.
         where: Place in the file, with a dot: ``fsdp_config.``; empty for the whole.
         ignored: Gets the keys that are passed over.
+        problems: Gets what :meth:`finish` refuses.
+        unknown: Gets keys that are not known and may change the strategy.
+        without_offload: True to pass over what moves states to the host.
     """
 
     data: dict[str, Any]
     where: str = ""
     ignored: list[Ignored] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+    without_offload: bool = False
 
     def take(self, key: str, kind: type, default: Any = None) -> Any:
         """A key's value; the default if it is missing, null or ``auto``.
@@ -139,8 +220,18 @@ class Keys:
 
     def inner(self, key: str) -> Keys:
         """A mapping inside, empty if it is missing."""
-        found = self.take(key, dict, {})
-        return Keys(data=dict(found), where=f"{self.where}{key}.", ignored=self.ignored)
+        return self.of(key, self.take(key, dict, {}))
+
+    def of(self, key: str, data: Mapping[str, Any]) -> Keys:
+        """A mapping that belongs to a key, with the lists of this one."""
+        return Keys(
+            data=dict(data),
+            where=f"{self.where}{key}.",
+            ignored=self.ignored,
+            problems=self.problems,
+            unknown=self.unknown,
+            without_offload=self.without_offload,
+        )
 
     def skip(self, key: str, why: str) -> None:
         """Note a key that is passed over."""
@@ -152,15 +243,45 @@ class Keys:
             del self.data[key]
             self.skip(key, reasons[key])
 
-    def close(self, what: str, known: Sequence[str]) -> None:
-        """Refuse keys that are left.
+    def refuse(self, text: str) -> None:
+        """Note what :meth:`finish` refuses."""
+        self.problems.append(text)
+
+    def refuse_offload(self, key: str, value: object) -> None:
+        """Refuse what moves states to the host, or pass it over if that was asked."""
+        if self.without_offload:
+            self.skip(key, f"{value}: priced without offloading, as asked")
+        else:
+            self.refuse(
+                f"{self.where}{key}={value}: Meshwright does not price offloading; "
+                f"take it out, or give --without-offload, to price the rest"
+            )
+
+    def close(self, known: Iterable[str], harmless: Iterable[str] = ()) -> None:
+        """Note keys that are left: those that may change a strategy, and the others.
+
+        Args:
+            known: Keys that mean something to a strategy.
+            harmless: Keys that mean nothing to one.
+        """
+        refused, passed = sort_unknown(list(self.data), known, harmless)
+        self.unknown |= {f"{self.where}{key}": near for key, near in refused.items()}
+        self.pass_over(passed)
+
+    def finish(self, what: str) -> None:
+        """Refuse everything that was noted for it, in one message.
+
+        Args:
+            what: Kind of the file: ``a DeepSpeed config``.
 
         Raises:
-            UnknownNameError: Naming the first key that is not known.
+            StrategyError: Naming every key and the remedy.
         """
-        if self.data:
-            key = f"{self.where}{next(iter(self.data))}"
-            raise UnknownNameError(f"key of {what}", key, known)
+        texts = list(self.problems)
+        if self.unknown:
+            texts.append(str(unknown_error(f"key of {what}", self.unknown)))
+        if texts:
+            raise StrategyError("; ".join(texts))
 
 
 def _number(value: int | str) -> Any:
@@ -185,6 +306,55 @@ def divided(what: str, whole: int, *, by: int, rule: str) -> int:
     if rest or not each:
         raise StrategyError(f"{what}={whole} is not a multiple of {by} ({rule})")
     return each
+
+
+def checked_recompute(wanted: Wanted, said: str | None, where: str) -> Recompute:
+    """What is recomputed, by the file and the user.
+
+    Args:
+        wanted: May say it.
+        said: What the file says; None if it leaves it to the training script.
+        where: The file's word, for messages.
+
+    Raises:
+        StrategyError: If both say it, and differ.
+    """
+    if wanted.recompute is None or said is None:
+        return wanted.recompute or said or "none"  # type: ignore[return-value]
+    if wanted.recompute != said:
+        raise StrategyError(
+            f"--recompute {wanted.recompute}, but the file says {said} ({where}); "
+            f"change the file, or leave --recompute out"
+        )
+    return wanted.recompute
+
+
+#: Words of other launchers for a data type of products.
+DTYPES = {
+    "no": "float32",
+    "fp32": "float32",
+    "float32": "float32",
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "fp8": "float8",
+    "float8": "float8",
+}
+
+
+def computed_in(keys: Keys, key: str, wanted: Wanted, natural: str) -> str:
+    """Data type of products that a trainer fills in, noted.
+
+    Args:
+        keys: Gets the note.
+        key: Key that is ``auto``.
+        wanted: May say it.
+        natural: Data type if the user does not.
+    """
+    dtype = wanted.dtype or natural
+    keys.skip(key, f"auto: the trainer's; {dtype} is priced, --dtype says another")
+    return dtype
 
 
 def assembled(

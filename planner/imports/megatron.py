@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from planner.errors import StrategyError
+from planner.errors import PlanFileError, StrategyError
 from planner.imports.base import (
     Ignored,
     Imported,
     Wanted,
     assembled,
+    checked_recompute,
     divided,
     ignored_keys,
+    sort_unknown,
+    unknown_error,
 )
+from planner.imports.shell import is_script, open_variables, read_script
 from planner.schema import Mesh, Optimizer, Overlap, Precision
 from planner.schema.strategy import MOST_STAGES
 
-__all__ = ["megatron_flags", "megatron_strategy"]
+__all__ = ["megatron_flags", "megatron_strategy", "megatron_text"]
 
 #: Flags without a value that mean something to a strategy.
 _SWITCHES = (
@@ -66,6 +71,7 @@ def _parser() -> _Parser:
         *("num-virtual-stages-per-pipeline-rank", "ddp-bucket-size"),
         *("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
         "recompute-num-layers",
+        "num-experts",
     ):
         number(name, None)
     number("num-distributed-optimizer-instances")
@@ -117,18 +123,7 @@ def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
     Raises:
         StrategyError: If a flag is not known, lacks its value, or contradicts another.
     """
-    parser = _parser()
-    args, rest = parser.parse_known_args(list(words))
-    unknown = [word for word in rest if word.startswith("--")]
-    if unknown:
-        name = unknown[0].partition("=")[0]
-        near = difflib.get_close_matches(name, parser._option_string_actions, n=1)
-        hint = f"did you mean {near[0]}?" if near else "leave it out to price the rest"
-        raise StrategyError(f"Megatron's arguments: {name} is not known; {hint}")
-    if rest:
-        raise StrategyError(
-            f"Megatron's arguments: {rest[0]!r} belongs to no flag; give flags alone"
-        )
+    args, noted = _parsed(words, wanted)
     tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
     cp = args.context_parallel_size
     if wanted.world_size is None:
@@ -145,7 +140,7 @@ def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
     mesh, stage = _data_parallel(args, Mesh(pp=pp, cp=cp, tp=tp), dp)
     cut, virtual = _read_cut(args, pp)
     size, many = _batch(args, wanted, dp)
-    precision = _precision(args)
+    precision = _precision(args, wanted)
     fields: dict[str, Any] = {
         "zero_stage": stage,
         "schedule": "GPipe"
@@ -167,10 +162,138 @@ def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
         "megatron",
         fields,
         mesh=mesh,
-        recompute=_recompute(args),  # type: ignore[arg-type]
-        ignored=_ignored(args),
+        recompute=checked_recompute(
+            wanted, _recompute(args), "--recompute-granularity"
+        ),
+        ignored=[*_ignored(args), *noted],
         cut=cut,
     )
+
+
+def megatron_text(text: str, wanted: Wanted, where: str) -> Imported:
+    """Read arguments of a trainer, or a script that starts it.
+
+    Args:
+        text: Words of a shell with comments, or a script.
+        wanted: A script may say how many processes there are.
+        where: Its name, for messages.
+
+    Raises:
+        PlanFileError: If it is not words of a shell, or the script starts no trainer.
+        StrategyError: As :func:`megatron_strategy`.
+    """
+    script = is_script(text)
+    if wanted.script_words and not script:
+        raise StrategyError(
+            f"{where} is a list of arguments, so --args has no effect; put them into "
+            f"the file"
+        )
+    try:
+        given = shlex.split(wanted.script_words)
+        words = [] if script else shlex.split(text, comments=True)
+    except ValueError as error:
+        raise PlanFileError(f"{where}: not words of a shell: {error}") from error
+    if not script:
+        return megatron_strategy(words, wanted)
+    launch = read_script(text, where, given)
+    noted = []
+    world = wanted.world_size or launch.processes
+    if launch.processes is not None and world != launch.processes:
+        why = f"the script starts {launch.processes}; {world} are priced"
+        noted.append(Ignored(key="--world-size", why=why))
+    found = megatron_strategy(launch.words, replace(wanted, world_size=world))
+    return replace(found, ignored=(*noted, *found.ignored))
+
+
+def _groups(words: Sequence[str]) -> Iterator[list[str]]:
+    """Every flag with the words up to the next one."""
+    group: list[str] = []
+    for word in words:
+        if word.startswith("--") and group:
+            yield group
+            group = []
+        group.append(word)
+    if group:
+        yield group
+
+
+def _parsed(
+    words: Sequence[str], wanted: Wanted
+) -> tuple[argparse.Namespace, list[Ignored]]:
+    """Arguments, and the flags that are passed over.
+
+    Raises:
+        StrategyError: Naming every flag that may change the strategy and is not known,
+            or whose value a script leaves open.
+    """
+    parser = _parser()
+    flags = megatron_flags()
+    kept: list[str] = []
+    unknown: list[str] = []
+    wrong: list[str] = []
+    left_open: list[str] = []
+    for group in _groups(words):
+        name, equals, value = group[0].partition("=")
+        if not name.startswith("--"):
+            wrong = [word for word in group if not open_variables([word])]
+        elif name not in flags:
+            unknown.append(name)
+        else:
+            number = flags[name][0]
+            values = ([value] if equals else []) + group[1:]
+            if number == 0:
+                # A variable that is not set is no word at all.
+                values = [word for word in values if not open_variables([word])]
+            elif number is None:
+                values = values[:1] + [w for w in values[1:] if not open_variables([w])]
+            if number != "*" and (bare := open_variables(values)):
+                left_open.append(f"{name} ${{{bare[0]}}}")
+                continue
+            kept += [name, *values]
+    noted, problems = _sorted(list(dict.fromkeys(unknown)), wanted)
+    if left_open:
+        problems.append(
+            f"the script leaves {', '.join(left_open)} open; give the values with "
+            f'--args="NAME=value … arguments", as it is started'
+        )
+    if problems:
+        raise StrategyError("Megatron's arguments: " + "; ".join(problems))
+    args, rest = parser.parse_known_args(kept)
+    wrong += rest
+    if wrong:
+        raise StrategyError(
+            f"Megatron's arguments: {wrong[0]!r} belongs to no flag; give flags alone"
+        )
+    return args, noted
+
+
+def _sorted(names: list[str], wanted: Wanted) -> tuple[list[Ignored], list[str]]:
+    """Flags that 0.19 does not have or Meshwright not price: noted, and refused."""
+    others = {f"--{key}": why for key, why in ignored_keys("megatron.others").items()}
+    priceless = {f"--{k}": why for k, why in ignored_keys("megatron.refused").items()}
+    bare = [name for name in names if name not in others and name not in priceless]
+    refused, passed = sort_unknown(bare, _known(), _harmless())
+    reasons = {name: others[name] for name in names if name in others} | passed
+    problems = [str(unknown_error("Megatron arguments", refused))] if refused else []
+    for name in names:
+        if name not in priceless:
+            continue
+        if wanted.without_offload and "offload" in priceless[name]:
+            reasons[name] = "priced without offloading, as asked"
+        else:
+            why = priceless[name]
+            problems.append(f"{name}: {why}; take it out to price the rest")
+    noted = [Ignored(key=name, why=reasons[name]) for name in names if name in reasons]
+    return noted, problems
+
+
+def _known() -> list[str]:
+    return [name for name, (number, _) in megatron_flags().items() if number != "*"]
+
+
+def _harmless() -> list[str]:
+    names = (*ignored_keys("megatron"), *ignored_keys("megatron.others"))
+    return [f"--{name}" for name in names]
 
 
 def _data_parallel(args: argparse.Namespace, inner: Mesh, dp: int) -> tuple[Mesh, int]:
@@ -185,24 +308,47 @@ def _data_parallel(args: argparse.Namespace, inner: Mesh, dp: int) -> tuple[Mesh
     )
     if not stage or shard * inner.cp == 1:
         stage, shard = 0, 1
-    ep, etp = args.expert_model_parallel_size, args.expert_tensor_parallel_size
-    if ep > 1 and (etp or inner.tp) != 1:
-        given = "left out, which is tp" if etp is None else str(etp)
-        raise StrategyError(
-            f"--expert-tensor-parallel-size {given}, with tp={inner.tp} and "
-            f"--expert-model-parallel-size {ep}: Meshwright deals experts out whole "
-            f"and splits none; set it to 1"
-        )
+    ep = _expert_ranks(args, inner.tp)
     ranks = shard * inner.cp * inner.tp
     if ep > 1 and ranks % ep:
         # Its experts are dealt out over all data-parallel ranks, sharded or not.
+        remedy = (
+            "add --use-distributed-optimizer"
+            if shard * inner.cp == 1
+            else (f"use a divisor of {ranks}")
+        )
         raise StrategyError(
-            f"--expert-model-parallel-size {ep} does not divide what is sharded, "
-            f"{ranks} ranks with tp; Meshwright deals experts out over those: add "
-            f"--use-distributed-optimizer"
+            f"--expert-model-parallel-size {args.expert_model_parallel_size} does not "
+            f"divide what is sharded, {ranks} ranks with tp; Meshwright deals experts "
+            f"out over those: {remedy}"
         )
     sizes = {"dp_replicate": dp // shard, "dp_shard": shard, "ep": ep}
     return inner.model_copy(update=sizes), stage
+
+
+def _expert_ranks(args: argparse.Namespace, tp: int) -> int:
+    """Ranks over which the experts of a layer are dealt out.
+
+    Megatron splits each expert over ``--expert-tensor-parallel-size`` ranks, tp of
+    them by default. Meshwright deals experts out whole, over as many ranks together:
+    every rank holds the same bytes.
+
+    Raises:
+        StrategyError: If there are too few experts for that.
+    """
+    ep, etp = args.expert_model_parallel_size, args.expert_tensor_parallel_size
+    experts = args.num_experts
+    if etp is None:
+        # Without experts there is nothing to split.
+        etp = tp if experts or ep > 1 else 1
+    if experts and experts % (ep * etp):
+        raise StrategyError(
+            f"--num-experts {experts} with --expert-model-parallel-size {ep} and "
+            f"--expert-tensor-parallel-size {etp}: Meshwright deals experts out whole, "
+            f"over {ep * etp} ranks, which do not divide them; set "
+            f"--expert-tensor-parallel-size 1"
+        )
+    return int(ep * etp)
 
 
 def _recompute(args: argparse.Namespace) -> str:
@@ -214,6 +360,11 @@ def _recompute(args: argparse.Namespace) -> str:
 
 def _batch(args: argparse.Namespace, wanted: Wanted, dp: int) -> tuple[int, int]:
     size = args.micro_batch_size or wanted.microbatch_size
+    if wanted.microbatch_size not in (None, size):
+        raise StrategyError(
+            f"--micro-batch-size {size}, but microbatch_size={wanted.microbatch_size} "
+            f"is asked for; give what the arguments say"
+        )
     if size is None:
         raise StrategyError(
             "Megatron's arguments lack --micro-batch-size; add it, or --microbatch-size"
@@ -228,7 +379,7 @@ def _batch(args: argparse.Namespace, wanted: Wanted, dp: int) -> tuple[int, int]
     return size, divided("--global-batch-size", batch, by=size * dp, rule=rule)
 
 
-def _precision(args: argparse.Namespace) -> Precision:
+def _precision(args: argparse.Namespace, wanted: Wanted) -> Precision:
     if args.bf16 and args.fp16:
         raise StrategyError("--bf16 and --fp16 are both given; keep one")
     if args.fp8_format and not args.bf16:
@@ -237,8 +388,14 @@ def _precision(args: argparse.Namespace) -> Precision:
             f"bfloat16: add --bf16"
         )
     whole = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
+    compute = "float8" if args.fp8_format else whole
+    if wanted.dtype not in (None, compute):
+        raise StrategyError(
+            f"--dtype {wanted.dtype}, but the arguments compute in {compute}; change "
+            f"them, or leave --dtype out"
+        )
     return Precision(
-        compute="float8" if args.fp8_format else whole,  # type: ignore[arg-type]
+        compute=compute,  # type: ignore[arg-type]
         reduce="bfloat16" if args.bf16 and args.grad_reduce_in_bf16 else "float32",
     )
 
@@ -273,6 +430,26 @@ def _ignored(args: argparse.Namespace) -> list[Ignored]:
             Ignored(
                 key="--recompute-method",
                 why="block recomputes some layers of a stage; all of them are priced",
+            )
+        )
+    etp = args.expert_tensor_parallel_size or args.tensor_model_parallel_size
+    split = args.num_experts or args.expert_model_parallel_size > 1
+    if split and etp > 1:
+        found.append(
+            Ignored(
+                key="--expert-tensor-parallel-size",
+                why=f"experts are split over {etp} ranks, and priced as dealt out "
+                f"whole over as many: the same bytes on a rank, other traffic",
+            )
+        )
+    chunk = args.recompute_num_layers or 1
+    uniform = args.recompute_method == "uniform"
+    if args.recompute_granularity == "full" and uniform and chunk > 1:
+        found.append(
+            Ignored(
+                key="--recompute-num-layers",
+                why=f"inputs of every layer are priced, of which uniform keeps one in "
+                f"{chunk}",
             )
         )
     return found

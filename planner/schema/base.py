@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import reprlib
 import stat
 import tempfile
@@ -271,13 +272,40 @@ def spell_non_finite(value: Any) -> Any:
     return value
 
 
+#: Words of pydantic, and what people say; in this order.
+_WORDS = (
+    (re.compile(r", unable to (parse|interpret) \w+ as an? [\w ]+"), ""),
+    (re.compile(r"(?i)^input should be a valid integer"), "must be a whole number"),
+    (re.compile(r"(?i)^input should be a valid number"), "must be a number"),
+    (re.compile(r"(?i)^input should be a valid boolean"), "must be true or false"),
+    (re.compile(r"(?i)^input should be a valid string"), "must be a text"),
+    (re.compile(r"(?i)^input should be a valid (tuple|list)"), "must be a list"),
+    (
+        re.compile(r"(?i)^input should be (a valid dictionary.*|an object)"),
+        "must be a mapping of fields to values",
+    ),
+    (re.compile(r"(?i)^input should be greater than or equal to"), "must be at least"),
+    (re.compile(r"(?i)^input should be less than or equal to"), "must be at most"),
+    (re.compile(r"(?i)^input should be greater than"), "must be above"),
+    (re.compile(r"(?i)^input should be less than"), "must be below"),
+    (re.compile(r"(?i)^input should be"), "must be"),
+    (re.compile(r"(?i)^extra inputs are not permitted"), "is not known"),
+    (re.compile(r"(?i)^field required"), "is missing"),
+)
+
+
+def _own_words(message: str) -> str:
+    for pattern, words in _WORDS:
+        message = pattern.sub(words, message)
+    return message[:1].lower() + message[1:]
+
+
 def first_problem(error: ValidationError, kind: str) -> str:
     """One line: which field, what is wrong, what was given, how many more there are."""
     problems = error.errors(include_url=False, include_context=False)
     first = problems[0]
     field = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
+    message = _own_words(first["msg"].removeprefix("Value error, "))
     text = f"field {field}: {message}" if field else f"{kind}: {message}"
     if first["type"] not in {"missing", "extra_forbidden"}:
         shown = _SHORT.repr(first.get("input"))

@@ -382,10 +382,12 @@ def _memory_table(plan: PlanFields) -> list[str]:
             str(entry.rank),
             entry.device_type,
             *(format_bytes(getattr(entry, f"{part}_bytes")) for part in parts),
+            # Its own unit, in which people compare.
+            f"{entry.total_bytes / 2**30:.3g} GiB",
         ]
         for entry in plan.prediction.memory
     ]
-    return _table(("rank", "device", *parts), rows)
+    return _table(("rank", "device", *parts, "in nvidia-smi"), rows)
 
 
 #: Share of an exact step that copies wait for each other from which on methods that

@@ -51,6 +51,7 @@ class ModelReference(Document):
             sequence parallelism tp must split all of them.
         batch_norm_values: Fewest values a channel that a batch norm takes its
             statistics of in one sample; None without batch norms.
+        experts: Experts of a layer; 0 without.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ModelReference(Document):
     )
     mixing: tuple[str, ...] = ()
     batch_norm_values: Size | None = None
+    experts: Annotated[int, Field(ge=0)] = 0
 
 
 class ClusterReference(Document):

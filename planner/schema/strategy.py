@@ -161,6 +161,7 @@ class Optimizer(Document):
         learning_rate: Before a schedule.
         momentum: Of those that take one.
         weight_decay: As torch applies it: decoupled for AdamW, else to the gradient.
+            None if nobody gave it: nothing here, another launcher's own there.
         betas: Of Adam and its kin; None for torch's.
         state_dtype: Of what it keeps.
         ema: Share that a step keeps of an exponential moving average of the weights;
@@ -170,7 +171,7 @@ class Optimizer(Document):
     name: OptimizerName = "AdamW"
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
     betas: tuple[Factor, Factor] | None = None
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -180,6 +181,11 @@ class Optimizer(Document):
         """State tensors of the size of a parameter, an average of the weights too."""
         more = bool(self.momentum) + (self.ema is not None)
         return OPTIMIZERS[self.name].states + more
+
+    @property
+    def used_weight_decay(self) -> float:
+        """Weight decay; none where none is given."""
+        return self.weight_decay or 0.0
 
     @property
     def used_betas(self) -> tuple[float, float] | None:

@@ -102,6 +102,7 @@ class Request:
             return None
         facts = self.facts
         return LauncherLimits(
+            num_experts=self.context.graph.num_experts,
             target=get_target(self.target),
             hosts=facts.hosts,
             host_of_device=np.asarray(self.context.cluster.host_of_device),

@@ -38,6 +38,7 @@ class LauncherLimits:
         backend: ``gloo`` or ``nccl``.
         attention: The kind of attention, as in :class:`planner.schema.ModelReference`.
         device_types: Names of all device types in the cluster.
+        num_experts: Experts of a layer; 0 without.
     """
 
     target: Target
@@ -48,6 +49,7 @@ class LauncherLimits:
     backend: str
     attention: str | None
     device_types: tuple[str, ...] = ()
+    num_experts: int = 0
     _orders: dict[bytes, Violation | None] = field(default_factory=dict, repr=False)
 
     def violations(self, strategy: Strategy) -> tuple[Violation, ...]:
@@ -67,6 +69,7 @@ class LauncherLimits:
                 backend=self.backend,
                 attention=self.attention,
                 device_types=self.device_types,
+                num_experts=self.num_experts,
             )
         )
 

@@ -63,6 +63,7 @@ class _Asker:
     attention: str | None
     hosts: tuple[tuple[int, int], ...]
     device_types: tuple[str, ...]
+    num_experts: int
 
     @classmethod
     def of(cls, facts: Facts) -> _Asker:
@@ -116,6 +117,7 @@ class _Asker:
                     tied=self.tied,
                     backend=self.backend,
                     attention=self.attention,
+                    num_experts=self.num_experts,
                     device_types=self.device_types,
                 )
             )

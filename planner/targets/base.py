@@ -48,6 +48,7 @@ class Case:
         backend: ``gloo`` or ``nccl``.
         attention: The kind of attention, as in :class:`planner.schema.ModelReference`.
         device_types: Names of all types in the cluster; empty if they are not known.
+        num_experts: Experts of a layer; 0 without.
     """
 
     strategy: Strategy
@@ -58,6 +59,7 @@ class Case:
     backend: str = "nccl"
     attention: str | None = "causal"
     device_types: tuple[str, ...] = ()
+    num_experts: int = 0
 
 
 # -- Fields of a strategy --------------------------------------------------------

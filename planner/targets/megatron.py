@@ -102,6 +102,20 @@ def _optimizer_states(case: Case) -> Violation | None:
     )
 
 
+def _streams(case: Case) -> Violation | None:
+    mesh = case.strategy.mesh
+    divided = case.strategy.sharding.sequence_parallel
+    if not case.num_experts or mesh.tp == 1 or divided:
+        return None
+    return Violation(
+        field="sharding.sequence_parallel",
+        value="false",
+        why=f"its arguments want sequence parallelism beside tp={mesh.tp} where a "
+        f"model has experts (here {case.num_experts} a layer)",
+        remedy="use sequence_parallel=true or tp=1",
+    )
+
+
 def _dtypes(case: Case) -> Violation | None:
     precision = case.strategy.precision
     if precision.parameter != "float32":
@@ -136,7 +150,7 @@ def _states(case: Case) -> Violation | None:
 
 def _decay(case: Case) -> Violation | None:
     optimizer = case.strategy.optimizer
-    if optimizer.name != "Adam" or optimizer.weight_decay == 0:
+    if optimizer.name != "Adam" or optimizer.weight_decay == 0.0:
         return None
     return Violation(
         field="optimizer.name",
@@ -193,6 +207,7 @@ TARGETS = (
             _virtual_stages,
             _rounds,
             _optimizer_states,
+            _streams,
             no_float8,
             _dtypes,
             _states,
@@ -205,7 +220,7 @@ TARGETS = (
             "interleaved 1F1B of microbatches that pp does not divide",
             "recomputation that differs by stage",
             "stages cut inside a layer",
-            "ep together with tp, but without sequence parallelism",
+            "experts together with tp, but without sequence parallelism",
             "weights kept in bfloat16, products in float8, states in bfloat16",
             "Adam with weight decay (AdamW has it)",
             "torch.compile, compressed gradients, prefetch depths",

@@ -202,7 +202,7 @@ def train_alone(
     """Train a model on the samples of one copy, in one process; its losses."""
     copies, spec = plan.strategy.mesh.dp_replicate, plan.strategy.optimizer
     options: dict[str, Any] = {"lr": spec.learning_rate}
-    options["weight_decay"] = spec.weight_decay
+    options["weight_decay"] = spec.used_weight_decay
     options |= {"momentum": spec.momentum} if spec.name == "SGD" else {}
     rule = getattr(torch.optim, spec.name)(model.parameters(), **options)
     losses = []

@@ -105,7 +105,10 @@ def _rule(
 ) -> torch.optim.Optimizer:
     if spec.name == "SGD":
         return torch.optim.SGD(
-            parameters, rate, momentum=spec.momentum, weight_decay=spec.weight_decay
+            parameters,
+            rate,
+            momentum=spec.momentum,
+            weight_decay=spec.used_weight_decay,
         )
     assert spec.betas is not None
     return torch.optim.NAdam(parameters, rate, betas=spec.betas)

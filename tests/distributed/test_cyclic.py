@@ -105,7 +105,7 @@ def _serial(plan: Plan, steps: int) -> dict[str, Any]:
     held = build_model(lambda: build(plan.model.name))
     model = build_model(lambda: build(plan.model.name))
     spec = plan.strategy.optimizer
-    options = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
+    options = {"lr": spec.learning_rate, "weight_decay": spec.used_weight_decay}
     if spec.name == "SGD":
         options["momentum"] = spec.momentum
     else:

@@ -97,7 +97,7 @@ class _Serial:
         ]
         spec = plan.strategy.optimizer
         for rule in self.rules:
-            rule.param_groups[0]["weight_decay"] = spec.weight_decay
+            rule.param_groups[0]["weight_decay"] = spec.used_weight_decay
         self.whole: nn.Module = copy.deepcopy(self.copies[0])
         self._outer = torch.optim.SGD(
             self.whole.parameters(),

@@ -198,7 +198,7 @@ def _serial(plan: Plan, steps: int) -> dict[str, Any]:
     models = [build_model(lambda: build(plan.model.name)) for _ in range(copies)]
     spec = plan.strategy.optimizer
     kind = getattr(torch.optim, spec.name)
-    options = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
+    options = {"lr": spec.learning_rate, "weight_decay": spec.used_weight_decay}
     rules = [kind(model.parameters(), **options) for model in models]
     losses: list[list[float]] = [[] for _ in models]
     for step in range(steps):

@@ -78,7 +78,46 @@ def test_context_and_buckets() -> None:
     assert flags["--ddp-bucket-size"] == ("50000000",)  # bf16: 2 bytes an element
     assert flags["--sgd-momentum"] == ("0.9",)
     assert "--grad-reduce-in-bf16" in flags
-    assert flags["--clip-grad"] == ("0.0",)
+
+
+def test_what_nobody_gave_is_left_to_megatron() -> None:
+    left = ("--clip-grad", "--weight-decay", "--adam-beta1", "--adam-eps")
+    assert not set(left) & set(_said(make_plan(mesh={"dp_replicate": 8})))
+    given = make_plan(
+        mesh={"dp_replicate": 8},
+        grad_clip_norm=0.5,
+        optimizer=Optimizer(weight_decay=0.0, betas=(0.8, 0.9)),
+    )
+    flags = _said(given)
+    assert flags["--clip-grad"] == ("0.5",)
+    assert flags["--weight-decay"] == ("0.0",)
+    assert flags["--adam-beta2"] == ("0.9",)
+
+
+def test_experts_beside_tp_want_sequence_parallelism() -> None:
+    strategy = PLANS["tensor"].strategy
+    target = get_target("megatron")
+
+    def fields(**facts: Any) -> list[str]:
+        return [v.field for v in target.violations(Case(strategy=strategy, **facts))]
+
+    assert not strategy.sharding.sequence_parallel
+    assert "sharding.sequence_parallel" in fields(num_experts=8)
+    assert "sharding.sequence_parallel" not in fields()
+
+
+def test_experts_that_tp_does_not_split_are_whole_there_too() -> None:
+    plan = PLANS["tensor"]
+    assert plan.strategy.mesh.tp > 1
+    assert "--expert-tensor-parallel-size" not in _said(plan)
+    model = plan.model.model_copy(update={"experts": 8})
+    experts = plan.model_copy(update={"model": model})
+    assert _said(experts)["--expert-tensor-parallel-size"] == ("1",)
+    patterns = {"model.layers.*.mlp.experts.*.up_proj": "colwise"}
+    sharding = plan.strategy.sharding.model_copy(update={"patterns": patterns})
+    strategy = plan.strategy.model_copy(update={"sharding": sharding})
+    split = experts.model_copy(update={"strategy": strategy})
+    assert "--expert-tensor-parallel-size" not in _said(split)
 
 
 def test_tied_weights_stay_tied() -> None:

@@ -97,7 +97,10 @@ def test_layouts(layout: str, cut: tuple[int, ...], virtual: int) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--tensor-paralel-size 2", "--tensor-paralel-size is not known"),
+        (
+            "--tensor-paralel-size 2",
+            r"'--tensor-paralel-size' \(did you mean '--tensor-model-parallel-size'",
+        ),
         ("--global-batch-size 33", "--global-batch-size=33 is not a multiple of 2"),
         ("--fp16", "--bf16 and --fp16 are both given"),
         ("--context-parallel-size 3", r"world_size=8 is not a multiple of 12 \(tp=2"),
@@ -107,8 +110,9 @@ def test_layouts(layout: str, cut: tuple[int, ...], virtual: int) -> None:
         ("--pipeline-model-parallel-layout 'Ex|L'", "has 'x'; it is made of E, t"),
         ("loose", "'loose' belongs to no flag"),
         (
-            "--expert-model-parallel-size 2",
-            "--expert-tensor-parallel-size left out, which is tp, with tp=2",
+            "--expert-model-parallel-size 4 --num-experts 12",
+            "--num-experts 12 with --expert-model-parallel-size 4 and "
+            "--expert-tensor-parallel-size 2",
         ),
         (
             "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1",
@@ -162,7 +166,12 @@ def test_deepspeed_counts_devices_by_its_batch() -> None:
             8,
             "train_batch_size=64 is not train_micro_batch_size_per_gpu=2 x",
         ),
-        ({"train_batchsize": 64}, 8, "unknown key of a DeepSpeed config 'train_batch"),
+        (
+            {"train_batchsize": 64, "shard_all": 1, "colour": 1},
+            8,
+            r"unknown key of a DeepSpeed config 'train_batchsize' \(did you mean "
+            r"'train_batch_size'\?\), 'shard_all': may change the strategy",
+        ),
         ({"zero_optimization": {"stage": 5}}, 8, "stage=5 is not 0 to 3"),
         (
             {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
@@ -179,6 +188,153 @@ def test_deepspeed_is_refused(
 ) -> None:
     with pytest.raises(MeshwrightError, match=message):
         deepspeed(world_size, **keys)
+
+
+def told(found: Imported) -> dict[str, str]:
+    return {entry.key: entry.why for entry in found.ignored}
+
+
+def test_what_the_trainer_fills_in_is_priced_and_said() -> None:
+    """``auto`` is no value of the file's: neither a contradiction nor a size."""
+    auto = {"enabled": "auto"}
+    keys: dict[str, Any] = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "fp16": auto,
+        "bf16": auto,
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
+    }
+    found = deepspeed(8, **keys)
+    assert found.strategy.label() == "dp_shard8 zero3 mb1x1 bfloat16_reduce"
+    assert told(found)["bf16.enabled"].endswith("--dtype says another")
+    assert "8 is priced" in told(found)["train_batch_size"]
+    text = json.dumps(keys)
+    wanted = Wanted(world_size=8, global_batch=64, microbatch_size=2, dtype="float16")
+    strategy = import_text("deepspeed", text, wanted, "ds.json").strategy
+    assert strategy.precision.compute == "float16"
+    assert (strategy.microbatch_size, strategy.num_microbatches) == (2, 4)
+    del keys["bf16"]
+    assert deepspeed(8, **keys).strategy.precision.compute == "float16"
+
+
+def test_older_names_and_comments_are_read() -> None:
+    text = """// my own
+    {"train_micro_batch_size_per_gpu": 1, # a batch
+     "_comment": "see https://x//y",
+     "zero_optimization": {"stage": 3, "max_live_parameters": 1e9,
+        "gather_fp16_weights_on_model_save": true, "cpu_offload": false,},
+    }"""
+    found = import_text("deepspeed", text, Wanted(world_size=4), "ds.json")
+    assert found.strategy.label() == "dp_shard4 zero3 mb1x1 float32"
+    assert told(found)["_comment"] == "a comment"
+
+
+def test_harmless_words_that_are_not_known_are_passed_over() -> None:
+    found = deepspeed(8, colour="red", zero_optimization={"stage": 1, "mood": 3})
+    assert set(told(found)) == {"colour", "zero_optimization.mood"}
+    flags = "--calculate-per-token-loss --colour red --empty-unused-memory-level 1"
+    assert "--colour" in told(megatron(BASE + flags))
+    with pytest.raises(StrategyError) as refused:
+        megatron(
+            BASE + "--shard-all 3 --colour red --zero-again --optimizer-cpu-offload"
+        )
+    for word in ("'--shard-all', '--zero-again'", "--optimizer-cpu-offload: Mesh"):
+        assert word in str(refused.value)
+    assert "--colour" not in str(refused.value)
+
+
+def test_what_is_offloaded_is_refused_all_at_once_unless_asked_for() -> None:
+    zero = {"stage": 3, "offload_param": {"device": "cpu"}, "cpu_offload": True}
+    with pytest.raises(StrategyError, match=r"offload_param=cpu.*cpu_offload=True"):
+        deepspeed(8, zero_optimization=zero)
+    text = json.dumps({"zero_optimization": zero})
+    wanted = Wanted(world_size=8, without_offload=True)
+    found = import_text("deepspeed", text, wanted, "ds.json")
+    assert found.strategy.zero_stage == 3
+    assert told(found)["zero_optimization.offload_param"].startswith("cpu: priced wit")
+
+
+def test_options_that_contradict_the_file_are_refused() -> None:
+    with pytest.raises(StrategyError, match="--micro-batch-size 1, but microbatch_si"):
+        import_text("megatron", BASE, Wanted(world_size=8, microbatch_size=2), "--args")
+    with pytest.raises(StrategyError, match="--recompute full, but the file says none"):
+        import_text("megatron", BASE, Wanted(world_size=8, recompute="full"), "--args")
+    with pytest.raises(StrategyError, match="--dtype float16, but the arguments"):
+        import_text("megatron", BASE, Wanted(world_size=8, dtype="float16"), "--args")
+
+
+def test_deepspeed_inside_accelerate(tmp_path: Any) -> None:
+    text = (
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n"
+        "deepspeed_config: {zero_stage: 3, offload_optimizer_device: none, "
+        "zero3_init_flag: true, gradient_accumulation_steps: 4}\n"
+        "parallelism_config: {parallelism_config_sp_size: 2, "
+        "parallelism_config_dp_shard_size: 4}\n"
+    )
+    found = accelerate(text)
+    assert found.source == "accelerate"
+    assert found.strategy.label() == "dp_shard4 cp2 zero3 mb1x4 bfloat16_reduce"
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 1}, "fp16": {"enabled": true}}'
+    )
+    named = (
+        "distributed_type: DEEPSPEED\nnum_processes: 4\n"
+        "deepspeed_config: {deepspeed_config_file: ds.json}\n"
+    )
+    folder = tmp_path / "below"
+    folder.mkdir()
+    path = str(folder / "a.yaml")
+    strategy = import_text("accelerate", named, Wanted(), path).strategy
+    assert (strategy.zero_stage, strategy.precision.compute) == (1, "float16")
+    with pytest.raises(PlanFileError, match=r"which is neither in .* nor above it"):
+        import_text("accelerate", named, Wanted(), str(folder.parent.parent / "a.yaml"))
+
+
+def test_megatron_inside_accelerate() -> None:
+    text = (
+        "distributed_type: MEGATRON_LM\nmixed_precision: bf16\nnum_processes: 8\n"
+        "megatron_lm_config: {megatron_lm_tp_degree: 2, megatron_lm_pp_degree: 2, "
+        "megatron_lm_num_micro_batches: 4, "
+        "megatron_lm_use_distributed_optimizer: true}\n"
+    )
+    mesh = accelerate(text).strategy.mesh
+    assert (mesh.pp, mesh.dp_shard, mesh.tp) == (2, 2, 2)
+    assert accelerate(text).strategy.num_microbatches == 4
+
+
+def test_sections_without_effect_are_said() -> None:
+    text = (
+        "distributed_type: MULTI_XPU\nmixed_precision: bf16\nnum_processes: 2\n"
+        "fsdp_config: {fsdp_version: 2}\ndeepspeed_config: {}\n"
+    )
+    found = accelerate(text)
+    assert found.strategy.mesh.dp_replicate == 2
+    assert told(found)["fsdp_config"] == "no effect with distributed_type=MULTI_XPU"
+    assert "deepspeed_config" not in told(found)
+
+
+def test_hybrid_sharding_is_over_a_machine() -> None:
+    text = f"{FSDP}num_machines: 2\nfsdp_config: {{fsdp_sharding_strategy: %s}}\n"
+    strategy = accelerate(text % "HYBRID_SHARD").strategy
+    assert (strategy.mesh.dp_replicate, strategy.mesh.dp_shard) == (2, 4)
+    assert strategy.zero_stage == 3
+    assert accelerate(text % "HYBRID_SHARD_ZERO2").strategy.zero_stage == 2
+
+
+def test_a_script_may_checkpoint_what_fsdp_does_not() -> None:
+    text = f"{FSDP}fsdp_config: {{fsdp_activation_checkpointing: %s}}\n"
+
+    def stages(flag: str, recompute: Any) -> str:
+        wanted = Wanted(recompute=recompute)
+        found = import_text("accelerate", text % flag, wanted, "a.yaml")
+        return found.strategy.stages[0].recompute
+
+    assert stages("false", None) == "none"
+    assert stages("false", "full") == "full"
+    assert stages("true", None) == "full"
+    with pytest.raises(StrategyError, match="--recompute none, but the file says full"):
+        stages("true", "none")
 
 
 FSDP = "distributed_type: FSDP\nnum_processes: 8\n"
@@ -200,9 +356,9 @@ def test_accelerate_shards_over_all_without_a_mesh() -> None:
         ),
         (FSDP, {"world_size": 4}, "num_processes=8, but world_size=4"),
         (FSDP, {"global_batch": 12}, "global_batch=12 is not a multiple of 8"),
-        (f"{FSDP}mixed_precison: bf16", {}, "unknown key of an accelerate config"),
+        (f"{FSDP}mixed_precison: bf16", {}, "did you mean 'mixed_precision'"),
         (f"{FSDP}fsdp_config: {{fsdp_offload_params: true}}", {}, "offloading"),
-        ("distributed_type: MEGATRON_LM\n", {}, "price what it hands over to"),
+        ("distributed_type: TPU\nnum_processes: 8\n", {}, "TPU is not read; NO, MULTI"),
         ("distributed_type: NO\nnum_processes: 2\n", {}, "use MULTI_GPU or FSDP"),
         (f"{FSDP}mixed_precision: int4", {}, "mixed_precision=int4 is not one of"),
         ("distributed_type: FSDP\n", {}, "has no num_processes; give --world-size"),
@@ -224,6 +380,29 @@ def test_accelerate_is_refused(text: str, wanted: dict[str, int], message: str) 
     ],
 )
 def test_configs_are_told_apart_by_their_content(text: str, source: str) -> None:
+    assert detect_source(text, "x") == source
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("#!/bin/bash\nA=1\ntorchrun x.py --bf16\n", "megatron"),
+        ("GPUS=8\nARGS=(\n  --bf16\n)\ntorchrun x.py ${ARGS[@]}\n", "megatron"),
+        ("# mine\n[parallelism]\ntensor_parallel_degree = 2\n", "torchtitan"),
+        (
+            "from torchtitan.trainer import Trainer\n"
+            "def small() -> Trainer.Config:\n    return Trainer.Config()\n",
+            "torchtitan",
+        ),
+        ("parallelism: {dp: 2}\ntokens: {micro_batch_size: 1}\n", "nanotron"),
+        ("base_model: a/b\nmicro_batch_size: 1\ndatasets: []\n", "axolotl"),
+        (
+            "model_name_or_path: a/b\nfinetuning_type: full\nstage: sft\n",
+            "llamafactory",
+        ),
+    ],
+)
+def test_further_configs_are_told_apart(text: str, source: str) -> None:
     assert detect_source(text, "x") == source
 
 
@@ -252,6 +431,18 @@ def test_context_parallel_ranks_shard_without_data_parallelism() -> None:
         zero_optimization={"stage": 3},
     ).strategy
     assert (found.mesh.dp_shard, found.mesh.cp, found.zero_stage) == (1, 4, 3)
+
+
+def test_experts_that_megatron_splits_are_dealt_out_over_as_many_ranks() -> None:
+    flags = "--expert-model-parallel-size 2 --num-experts 8 "
+    found = megatron(BASE + flags)
+    assert found.strategy.mesh.ep == 4
+    assert "split over 2 ranks" in told(found)["--expert-tensor-parallel-size"]
+    one = megatron(BASE + flags + "--expert-tensor-parallel-size 1")
+    assert one.strategy.mesh.ep == 2
+    assert "--expert-tensor-parallel-size" not in told(one)
+    # Without expert parallelism, too, tp splits the experts of a model that has some.
+    assert megatron(BASE + "--num-experts 8").strategy.mesh.ep == 2
 
 
 def test_experts_of_megatron_go_over_tp_ranks() -> None:

@@ -103,7 +103,7 @@ meshes = st.builds(Mesh, pp=counts, dp_replicate=counts, dp_shard=counts, tp=cou
 factors = st.floats(0, 0.99)
 shared: dict[str, Any] = {
     "learning_rate": st.floats(1e-9, 1.0),
-    "weight_decay": st.floats(0, 1.0),
+    "weight_decay": st.none() | st.floats(0, 1.0),
     "state_dtype": st.sampled_from(["float32", "bfloat16"]),
 }
 optimizers = st.one_of(
@@ -309,6 +309,7 @@ def plans(draw: st.DrawFn) -> Plan:
             fingerprint=draw(names),
             tied=draw(_rows(_rows(names, max_size=2), max_size=2)),
             **_stream(draw, strategy.sharding.sequence_parallel),
+            experts=draw(st.integers(0, 256)),
             batch_norm_values=None
             if batch_norm_violation(strategy, 2)
             else draw(st.none() | st.integers(2, 9)),

@@ -140,12 +140,13 @@ def test_an_explanation_names_runners_up_and_memory() -> None:
     table = text.split("memory by pp rank:\n")[1].split("\n\n")[0].splitlines()
     header = re.split(r"  +", table[0].strip())
     assert header[:2] == ["rank", "device"]
-    assert header[-2:] == ["total", "limit"]
+    assert header[-3:] == ["total", "limit", "in nvidia-smi"]
     assert len(table) == 1 + len(plan.prediction.memory)
     for line, entry in zip(table[1:], plan.prediction.memory, strict=True):
         cells = dict(zip(header, re.split(r"  +", line.strip()), strict=True))
         assert cells.pop("rank") == str(entry.rank)
         assert cells.pop("device") == entry.device_type
+        assert cells.pop("in nvidia-smi") == f"{entry.total_bytes / 2**30:.3g} GiB"
         for name, cell in cells.items():
             assert cell == format_bytes(getattr(entry, f"{name}_bytes"))
 

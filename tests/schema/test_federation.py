@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "period": (
         lambda data: data["exchange"].update(period=0),
-        "exchange.period: input should be greater than or equal to 1 (got 0)",
+        "exchange.period: must be at least 1 (got 0)",
     ),
     "fragments": (
         lambda data: data["exchange"].update(fragments=2),
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "nobody": (lambda data: data.update(members=[]), "field members: "),
     "unknown": (
         lambda data: data.update(member=[]),
-        "field member: extra inputs are not permitted",
+        "field member: is not known",
     ),
 }
 

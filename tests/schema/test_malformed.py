@@ -47,11 +47,11 @@ def _set(*place: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
 CASES = {
     "unknown": (
         _set("strategy", "mesh", "xp", value=2),
-        "field strategy.mesh.xp: extra inputs are not permitted",
+        "field strategy.mesh.xp: is not known",
     ),
     "word for a number": (
         _set("strategy", "mesh", "tp", value="eight"),
-        "field strategy.mesh.tp: input should be a valid integer",
+        "field strategy.mesh.tp: must be a whole number",
     ),
     "half a device": (
         _set("strategy", "mesh", "tp", value=1.5),
@@ -59,11 +59,11 @@ CASES = {
     ),
     "no device": (
         _set("strategy", "mesh", "tp", value=0),
-        "field strategy.mesh.tp: input should be greater than or equal to 1 (got 0)",
+        "field strategy.mesh.tp: must be at least 1 (got 0)",
     ),
     "list for an object": (
         _set("model", value=[]),
-        "field model: input should be",
+        "field model: must be",
     ),
     "unknown schedule": (
         _set("strategy", "schedule", value="2F2B"),
@@ -71,23 +71,23 @@ CASES = {
     ),
     "NaN": (
         _set("prediction", "step_time_s", value=float("nan")),
-        "field prediction.step_time_s: input should be a finite number (got nan)",
+        "field prediction.step_time_s: must be a finite number (got nan)",
     ),
     "NaN in a table": (
         _set("prediction", "breakdown_s", "compute", value=float("nan")),
-        "field prediction.breakdown_s.compute: input should be a finite number",
+        "field prediction.breakdown_s.compute: must be a finite number",
     ),
     "infinity": (
         _set("strategy", "optimizer", "learning_rate", value=float("inf")),
-        "field strategy.optimizer.learning_rate: input should be a finite number",
+        "field strategy.optimizer.learning_rate: must be a finite number",
     ),
     "NaN as text": (
         _set("prediction", "samples_per_s", value="NaN"),
-        "field prediction.samples_per_s: input should be a finite number",
+        "field prediction.samples_per_s: must be a finite number",
     ),
     "negative time": (
         _set("prediction", "step_time_s", value=-1.0),
-        "field prediction.step_time_s: input should be greater than or equal to 0",
+        "field prediction.step_time_s: must be at least 0",
     ),
     "another batch": (
         _set("workload", "global_batch", value=63),
@@ -123,11 +123,11 @@ CASES = {
     ),
     "a version that is none": (
         _set("schema_version", value="one"),
-        "field schema_version: input should be 1 (got 'one')",
+        "field schema_version: must be 1 (got 'one')",
     ),
     "a name with a line break": (
         _set("strategy", "a\nb", value=1),
-        "field strategy.a b: extra inputs are not permitted",
+        "field strategy.a b: is not known",
     ),
 }
 
@@ -147,7 +147,7 @@ def test_a_missing_part_is_named_or_has_a_default(field: str, tmp_path: Path) ->
     if field in {"not_runnable", "timing_s", "certificate"}:
         assert Plan.from_data(data).to_data()[field] in ([], {}, None)
         return
-    assert _error(data, tmp_path / "p.json") == f"field {field}: field required"
+    assert _error(data, tmp_path / "p.json") == f"field {field}: is missing"
 
 
 def test_several_problems_are_counted(tmp_path: Path) -> None:

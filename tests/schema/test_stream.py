@@ -93,8 +93,8 @@ def test_a_record_counts() -> None:
         (_set("summary", "blocked", value=3), "summary.blocked is 3"),
         (_set("summary", "arrived", value=5), "summary.arrived is 5"),
         (_set("jobs", "end_s", 0, value=float("inf")), "finite number"),
-        (_set("horizon_s", value=0), "greater than 0"),
-        (_set("more", value=1), "extra inputs"),
+        (_set("horizon_s", value=0), "must be above 0"),
+        (_set("more", value=1), "is not known"),
     ],
 )
 def test_what_cannot_be_is_refused(change: Callable[[Any], None], message: str) -> None:

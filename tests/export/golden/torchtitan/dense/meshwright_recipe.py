@@ -87,10 +87,9 @@ def meshwright() -> Trainer.Config:
                     pattern=r".*",
                     optimizer_name="AdamW",
                     optimizer_kwargs={
+                        # What nobody gave stays the recipe's.
+                        **base.optimizer.param_groups[-1].optimizer_kwargs,
                         "lr": 0.0003,
-                        "betas": (0.9, 0.999),
-                        "eps": 1e-08,
-                        "weight_decay": 0.0,
                     },
                 )
             ],

@@ -53,7 +53,6 @@ def meshwright() -> Trainer.Config:
             local_batch_size=1,
             global_batch_size=128,
             seq_len=4096,
-            max_norm=float("inf"),
             dtype="float32",
             mixed_precision_param="bfloat16",
             mixed_precision_reduce="float32",
@@ -78,10 +77,9 @@ def meshwright() -> Trainer.Config:
                     pattern=r".*",
                     optimizer_name="AdamW",
                     optimizer_kwargs={
+                        # What nobody gave stays the recipe's.
+                        **base.optimizer.param_groups[-1].optimizer_kwargs,
                         "lr": 0.0003,
-                        "betas": (0.9, 0.999),
-                        "eps": 1e-08,
-                        "weight_decay": 0.0,
                     },
                 )
             ],
