@@ -95,7 +95,7 @@ def fit_constants(
         The constants, to five significant digits.
     """
     # Of the extra dev: only making constants needs it.
-    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+    from scipy.optimize import least_squares
 
     names = list(bounds)
     start, low, high = np.array(list(bounds.values())).T
