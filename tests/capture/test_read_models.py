@@ -73,7 +73,10 @@ def test_transformers_model(name: str, seq_len: int | None, parameters: int) -> 
         key: tuple(p.shape) for key, p in module.named_parameters()
     }
     assert graph.ref == name
-    assert [text for text in graph.assumptions if "mean square" not in text] == []
+    # T5 has no fused attention in transformers.
+    told = ("mean square", "fallback code: attention")
+    others = [one for one in graph.assumptions if not any(t in one for t in told)]
+    assert others == []
     _well_formed(graph)
 
 

@@ -119,7 +119,7 @@ def _serial(plan: Plan, steps: int) -> dict[str, Any]:
     kind = getattr(torch.optim, spec.name)
     options: dict[str, Any] = {
         "lr": spec.learning_rate,
-        "weight_decay": spec.weight_decay,
+        "weight_decay": spec.used_weight_decay,
     }
     rules = [kind(copy.parameters(), **options) for copy in copies]
     losses: list[list[float]] = [[], []]

@@ -185,11 +185,11 @@ class _Rule:
         first, second, steps = (one.clone() for one in kept)
         new = weight.detach().clone()
         if spec.name == "SGD":
-            first = spec.momentum * first + grad + spec.weight_decay * new
+            first = spec.momentum * first + grad + spec.used_weight_decay * new
             new = new - spec.learning_rate * first
         else:
             steps += 1
-            new = new * (1 - spec.learning_rate * spec.weight_decay)
+            new = new * (1 - spec.learning_rate * spec.used_weight_decay)
             first = 0.9 * first + 0.1 * grad
             second = 0.999 * second + 0.001 * grad**2
             root = (second / (1 - 0.999**steps)).sqrt() + 1e-8

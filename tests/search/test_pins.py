@@ -50,6 +50,8 @@ VALUES: dict[str, list[Any]] = {
     "sequence_parallel": [False, True],
     **{slot: list(method_names(slot)) for slot in slots()},
     "boundary": ["direct", "scattered"],
+    "replicas": ["library", "ring", "direct"],
+    "loss_chunks": [1, 4],
     "compile": [False, True],
     "semantics": ["exact", "approximate"],
 }
@@ -90,6 +92,8 @@ def value_of(made: Plan, knob: str) -> set[Any]:
         return {strategy.sharding.sequence_parallel}
     if knob == "boundary":
         return {strategy.communication.boundary}
+    if knob == "replicas":
+        return {strategy.communication.replicas.algorithm}
     value = getattr(strategy, knob)
     return {str(value) if knob in slots() else value}
 

@@ -25,17 +25,23 @@ class _Loopback:
     """Messages between threads, in order for each pair of ranks."""
 
     def __init__(self) -> None:
-        self.queues: dict[Any, queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
+        self._queues: dict[Any, queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
+        self._lock = threading.Lock()
+
+    def between(self, source: int, to: int) -> queue.Queue[torch.Tensor]:
+        # Two threads that ask first at once would get two queues.
+        with self._lock:
+            return self._queues[source, to]
 
     def of(self, rank: int) -> Any:
         outer = self
 
         class Wire:
             def send(self, tensor: torch.Tensor, to: int) -> None:
-                outer.queues[rank, to].put(tensor.clone())
+                outer.between(rank, to).put(tensor.clone())
 
             def receive(self, tensor: torch.Tensor, source: int) -> None:
-                tensor.copy_(outer.queues[source, rank].get(timeout=_TIMEOUT_S))
+                tensor.copy_(outer.between(source, rank).get(timeout=_TIMEOUT_S))
 
         return Wire()
 
