@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import (  # type: ignore[import-untyped]
+from scipy.optimize import (
     LinearConstraint,
     milp,
 )
-from scipy.sparse import csr_array  # type: ignore[import-untyped]
+from scipy.sparse import csr_array
 
 from envs.elastic.session import Allocation, ElasticSession
 
