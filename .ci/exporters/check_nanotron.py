@@ -35,6 +35,9 @@ model:
   model_config: {hidden_size: 4096, num_hidden_layers: 32, vocab_size: 128256}
 tokenizer: {tokenizer_name_or_path: none}
 data: {dataset: null, seed: 0}
+optimizer:
+  {weight_decay: 0.0, clip_grad: null, adam_eps: 1.0e-8, adam_beta1: 0.9,
+   adam_beta2: 0.95}
 """
 
 
