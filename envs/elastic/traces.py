@@ -266,6 +266,7 @@ class _Row:
     text: Mapping[str, str]
 
     def number(self, field: str, least: float, most: float = np.inf) -> float:
+        """Return a field as a number between two, or refuse the line."""
         value = self.text[field]
         try:
             found = float(value)

@@ -112,17 +112,7 @@ _Source = Literal[
     "axolotl",
     "llamafactory",
 ]
-_Format = Literal[
-    "auto",
-    "megatron",
-    "accelerate",
-    "deepspeed",
-    "nanotron",
-    "torchtitan",
-    "axolotl",
-    "llamafactory",
-    "strategy",
-]
+_Format = Literal[_Source, "strategy"]
 
 
 @dataclass(frozen=True, kw_only=True)

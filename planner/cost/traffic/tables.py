@@ -8,13 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.traffic.collectives import LinkShares
+from planner.schema.buckets import BUCKET_BYTES
 from planner.schema.send_tables import SendTable
 from planner.simulate.send_tables import Network, table_seconds
 
 __all__ = ["reached_network", "table_lines"]
-
-#: Size up to which a line is drawn: torch's buckets of gradients.
-_BUCKET_BYTES = 25 * 2**20
 
 
 def reached_network(network: Network, shares: LinkShares) -> Network:
@@ -43,6 +41,6 @@ def table_lines(
     Returns:
         Fixed seconds and seconds per byte. Shape [2, 2].
     """
-    none, bucket = table_seconds(table, network, [0.0, _BUCKET_BYTES])
-    line = (none + table.steps * step_s, (bucket - none) / _BUCKET_BYTES)
+    none, bucket = table_seconds(table, network, [0.0, BUCKET_BYTES])
+    line = (none + table.steps * step_s, (bucket - none) / BUCKET_BYTES)
     return np.array([line, line])

@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.cost import CostModel
 from planner.cost.traffic.tables import reached_network
+from planner.schema.buckets import BUCKET_BYTES
 from planner.schema.strategy import Communication
 from planner.search.base import Candidate, Request, score
 from planner.search.communication.choose import choose
@@ -18,8 +19,6 @@ __all__ = ["with_own_sums"]
 
 #: Ranks of the largest group: a ring of n has 2 n (n - 1) messages.
 _MOST_RANKS = 128
-#: Size of the message that is chosen for: torch's buckets of gradients.
-_BUCKET_BYTES = 25 * 2**20
 #: What our own messages must save of a step, or the library's are kept.
 _LEAST_GAIN = 0.01
 
@@ -52,7 +51,7 @@ def with_own_sums(request: Request, candidate: Candidate) -> Candidate:
     devices = context.order
     domains = [level[devices] for level in context.cluster.topology.domains]
     reached = reached_network(network, context.link_shares)
-    found = choose(reached, domains, _BUCKET_BYTES).collective
+    found = choose(reached, domains, BUCKET_BYTES).collective
     assert found is not None
     communication = Communication(boundary=asked.boundary, replicas=found)
     regime = replace(context.regime, communication=communication)
