@@ -101,9 +101,11 @@ def lower(
         if any(True for _ in model.get_submodule(unit).parameters())
     )
     exported = export_model(model, inputs, units, kind, device)
-    output = exported.output.chunk(output_shards, -1)[0]
+    output = exported.output
     if computes_loss:
         output = output.new_empty((), dtype=torch.float32)
+    elif output_shards > 1:
+        output = output.chunk(output_shards, -1)[0]
     cutter = _Cutter(exported, stages, units, wire, output)
     if cutter.crossed_by_stream_alone(inside_stream, stream_shards):
         cutter.sharded = dict.fromkeys(inside_stream, stream_shards)

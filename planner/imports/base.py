@@ -309,7 +309,7 @@ def divided(what: str, whole: int, *, by: int, rule: str) -> int:
 
 
 def checked_recompute(wanted: Wanted, said: str | None, where: str) -> Recompute:
-    """What is recomputed, by the file and the user.
+    """Return what the file and the user say is recomputed.
 
     Args:
         wanted: May say it.

@@ -50,7 +50,7 @@ _EIGHT_BITS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trainer:
-    """What transformers' Trainer is told, by whichever config.
+    """Settings of transformers' Trainer, from any config that holds them.
 
     Attributes:
         size: Samples per microbatch.

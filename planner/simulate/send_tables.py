@@ -39,7 +39,7 @@ class SharedLinks:
     within: IntArray | None = None
 
     def passes(self, source: IntArray, destination: IntArray) -> NDArray[np.bool_]:
-        """Whether messages go over these links. Of the arguments' shape."""
+        """Mask of the messages that go over these links, of the arguments' shape."""
         found = self.domain[source] != self.domain[destination]
         if self.within is not None:
             found &= self.within[source] == self.within[destination]

@@ -42,7 +42,7 @@ def test_float16_stays_within_its_rounding(pool: Pool, mesh: str) -> None:
 
 
 def overflow(plan_json: str, folder: str) -> dict[str, Any]:
-    """What steps do to this rank's weights and the scale, which begins too high."""
+    """Train from a scale that begins too high; return weights and scale after."""
     plan = Plan.from_json(plan_json)
     found: dict[str, Any] = {"scales": [], "moved": [], "norms": []}
     with prepare(plan, lambda: build(plan.model.name)) as training:

@@ -61,7 +61,7 @@ class Recorder(Callback):
 
 
 def recorded(plan_json: str, options: dict[str, Any]) -> Any:
-    """What a callback is told, losses, and why the run ended.
+    """Return what a callback is told, losses, and why the run ended.
 
     One rank alone stops the run, or gets the signal.
     """
@@ -264,7 +264,7 @@ def _local(value: torch.Tensor) -> torch.Tensor:
 
 
 def _poisoned(model: nn.Module) -> nn.Module:
-    """Of a Llama the last token has gradients that are not finite."""
+    """A Llama's last token has gradients that are not finite."""
     if hasattr(model, "model"):
         with torch.no_grad():
             model.model.embed_tokens.weight[-1] = 3e38

@@ -66,7 +66,7 @@ def test_a_rank_sends_by_the_part_that_it_sums() -> None:
 
 
 def test_between_hosts_goes_what_is_left_of_a_tensor() -> None:
-    """Of 2 hosts of 4, each rank sends half of its quarter, twice."""
+    """On 2 hosts of 4, each rank sends half of its quarter, twice."""
     table = hierarchy(range(8), [[0, 0, 0, 0, 1, 1, 1, 1]])
     far = [s for s in table.sends if s.source // 4 != s.destination // 4]
     sent = math.fsum(table.shares[s.chunk] for s in far)

@@ -1,4 +1,4 @@
-"""How ranks sum a tensor: algorithm, order and parts, chosen on their links."""
+"""Choose algorithm, order and parts of a sum over ranks, on their links."""
 
 from planner.search.communication.choose import Choice, candidates, choose
 from planner.search.communication.fractions import balanced_fractions, balanced_parts

@@ -67,7 +67,7 @@ def with_own_sums(request: Request, candidate: Candidate) -> Candidate:
 
 
 def _is_even(network: Network) -> bool:
-    """Whether all ranks of a host, and all hosts, have the same links."""
+    """Return True if all ranks of a host, and all hosts, have the same links."""
     off = ~np.eye(network.ranks, dtype=bool)
     slowest = np.where(off, network.bandwidth, np.inf).min(axis=1)
     fastest = np.where(off, network.bandwidth, 0.0).max(axis=1)

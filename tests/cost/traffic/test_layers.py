@@ -68,7 +68,7 @@ def test_all_wait_for_the_busiest_experts() -> None:
 
 
 def test_experts_are_dealt_out_over_ranks_side_by_side() -> None:
-    """Those of one tp group are among them, with shards of a sequence or all of it."""
+    """Inputs of one tp group are among them, with shards of a sequence or all of it."""
     graph = _routed()
     setting = setting_for(graph, hosts((4, 8, device())))
     shards, whole, alone = (
