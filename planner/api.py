@@ -26,6 +26,7 @@ from planner.request import (
     default_precision,
     make_context,
     make_request,
+    recipe_of,
 )
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
@@ -349,7 +350,8 @@ def predict(
     global_batch: int | None = None,
     example_inputs: Any = None,
     seq_len: int | None = None,
-    recipe: str = "torch",
+    recipe: str | None = None,
+    target: str = "any",
     calibration: CalibrationChoice = "shipped",
     memory_fraction: float = 0.9,
     fidelity: Literal["analytic", "simulated"] = "simulated",
@@ -367,6 +369,8 @@ def predict(
         example_inputs: As for :func:`plan`.
         seq_len: As for :func:`plan`.
         recipe: As for :func:`plan`.
+        target: Launcher that will run it, whose framework's constants price it; ``any``
+            for Meshwright's own executors.
         calibration: As for :func:`plan`.
         memory_fraction: As for :func:`plan`.
         fidelity: Which of the two models prices it.
@@ -390,7 +394,7 @@ def predict(
         precision=given.precision,
         optimizer=given.optimizer,
         grad_clip_norm=given.grad_clip_norm,
-        recipe=recipe,
+        recipe=recipe_of(recipe, target, calibration),
         calibration=calibration,
         memory_fraction=memory_fraction,
         regime=Regime.of(given),

@@ -11,7 +11,7 @@ from planner.cluster import Cluster
 from planner.graph import ModelGraph
 from planner.imports import Imported, name_stages
 from planner.measurements.store import CalibrationChoice
-from planner.request import PlanOptions, recipe_of
+from planner.request import PlanOptions
 from planner.schema import Plan, Strategy
 from planner.schema.describe import PART_NAMES
 from planner.units import format_bytes, format_seconds
@@ -211,7 +211,8 @@ def compare_with_plan(
         graph,
         machines,
         strategy,
-        recipe=recipe_of(options),
+        recipe=options.recipe,
+        target=options.target,
         calibration=calibration,
         memory_fraction=memory_fraction,
     )

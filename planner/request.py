@@ -210,13 +210,13 @@ def default_precision(
     return Precision(compute="float32"), f"{shown} has no bfloat16"
 
 
-def recipe_of(options: PlanOptions) -> str:
+def recipe_of(recipe: str | None, target: str, calibration: CalibrationChoice) -> str:
     """Name the recipe that prices a request: the one asked for, or the target's."""
-    if options.recipe is not None:
-        return options.recipe
-    if options.target in OWN_TARGETS or options.calibration in (None, "none"):
+    if recipe is not None:
+        return recipe
+    if target in OWN_TARGETS or calibration in (None, "none"):
         return "torch"
-    return get_target(options.target).recipe
+    return get_target(target).recipe
 
 
 def make_request(graph: ModelGraph, cluster: Cluster, options: PlanOptions) -> Request:
@@ -237,7 +237,7 @@ def make_request(graph: ModelGraph, cluster: Cluster, options: PlanOptions) -> R
         precision=options.precision,
         optimizer=options.optimizer,
         grad_clip_norm=options.grad_clip_norm,
-        recipe=recipe_of(options),
+        recipe=recipe_of(options.recipe, options.target, options.calibration),
         calibration=options.calibration,
         memory_fraction=options.memory_fraction,
         risk=options.risk,

@@ -55,6 +55,8 @@ class PredictCommand:
     global_batch: OptionalInt = None
     """Samples per step; must agree with the strategy, which has it by default."""
     seq_len: SeqLen = None
+    target: Annotated[str, tyro.conf.arg(metavar="TARGET")] = "meshwright"
+    """Launcher that runs it, as whose framework it is priced; see export --list."""
     memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9
     """Share of each device's memory that may be used."""
     calibration: CalibrationName = "shipped"
@@ -87,6 +89,7 @@ class PredictCommand:
                 strategy,
                 global_batch=self.global_batch,
                 seq_len=self.seq_len,
+                target=self.target,
                 memory_fraction=self.memory_fraction,
                 calibration=self.calibration,
                 fidelity=self.fidelity,

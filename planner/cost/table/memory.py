@@ -125,8 +125,6 @@ def _of_gradients(
     if zero >= 1:
         wide = max(of.reduce, of.compute) if many > 1 else of.compute
         gradients = has.trained * wide
-        if of.gradients_ahead:
-            gradients += shard
     if pp == 1 and (zero >= 2 or (zero == 1 and many == 1 and not of.gradients_ahead)):
         # The input of the last reduction stays until the next.
         last = many > 1 and zero >= 2 and not of.gradients_ahead
