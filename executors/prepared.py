@@ -214,7 +214,7 @@ class Prepared:
         if batch is None:
             batch = self._next_batch(step)
         if not isinstance(batch, BatchPart):
-            require_size(batch, self.plan.workload.global_batch)
+            self._require_size(batch)
             if trainer.meets(step):
                 # Copies that are apart do not wait for each other in between.
                 require_equal_batches(batch, step, trainer.place.device)
@@ -280,6 +280,10 @@ class Prepared:
         """True if the last step left the weights as they were, see ``on_nonfinite``."""
         return self._skipping is not None and self._skipping.skipped
 
+    def _require_size(self, batch: Batch) -> None:
+        workload = self.plan.workload
+        require_size(batch, workload.global_batch, workload.inputs)
+
     def evaluate(self, batch: Batch | BatchPart, *, averaged: bool = False) -> float:
         """Mean loss of a global batch, in evaluation mode; nothing is updated.
 
@@ -296,7 +300,7 @@ class Prepared:
         """
         self.trainer.require_evaluation()
         if not isinstance(batch, BatchPart):
-            require_size(batch, self.plan.workload.global_batch)
+            self._require_size(batch)
             if self.membership is None:
                 require_equal_batches(batch, self.done - 1, self.trainer.place.device)
         with self._weights_of(averaged):

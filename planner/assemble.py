@@ -67,13 +67,25 @@ def workload(graph: ModelGraph, global_batch: int) -> Workload:
         global_batch=global_batch,
         seq_len=graph.seq_len,
         inputs=tuple(
-            InputSpec(name=name, shape=shape[1:], dtype=dtype, high=high)
+            InputSpec(
+                name=name,
+                shape=shape[1:],
+                dtype=dtype,
+                high=high,
+                rows=_rows(shape, graph.batch),
+                values=graph.values.get(name, ()),
+            )
             for name, shape, dtype, high in graph.inputs
         ),
         loss=loss,  # type: ignore[arg-type]
         own_loss=graph.config.get("own_loss"),  # type: ignore[arg-type]
         label_shift=int(graph.config.get("label_shift", 1)),  # type: ignore[arg-type]
     )
+
+
+def _rows(shape: tuple[int, ...], batch: int) -> int:
+    """Rows of dim 0 that a sample fills: 1, too, where they are shared out unevenly."""
+    return shape[0] // batch if shape and shape[0] and shape[0] % batch == 0 else 1
 
 
 def _stage_memory(request: Request, cost: Cost) -> tuple[StageMemory, ...]:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from planner.errors import ExecutionError
-from planner.schema import Plan, Workload
+from planner.schema import InputSpec, Plan, Workload
 
 __all__ = [
     "SAME_DATA",
@@ -71,7 +71,7 @@ def synthetic_batch(
     count = workload.global_batch if samples is None else samples
     batch: dict[str, torch.Tensor] = {}
     for spec in workload.inputs:
-        shape = (count, *spec.shape)
+        shape = (count * spec.rows, *spec.shape)
         dtype = getattr(torch, spec.dtype)
         if spec.name == "position_ids" and len(spec.shape) == 1:
             # One text a row: positions that restart would make several of it.
@@ -82,13 +82,23 @@ def synthetic_batch(
             batch[spec.name] = torch.ones(shape, dtype=dtype)
         else:
             high = _DEFAULT_HIGH if spec.high is None else spec.high
-            batch[spec.name] = torch.randint(high, shape, generator=generator).to(dtype)
+            drawn = torch.randint(high, shape, generator=generator).to(dtype)
+            batch[spec.name] = _with_values(drawn, spec, count)
     if workload.loss == "cross_entropy" and not any(
         map(_can_be_target, batch.values())
     ):
         # Scores of classes, of which there are two at least.
         batch["labels"] = torch.randint(_DEFAULT_HIGH, (count,), generator=generator)
     return batch
+
+
+def _with_values(drawn: torch.Tensor, spec: InputSpec, samples: int) -> torch.Tensor:
+    """Begin every sample with the values that are known of it."""
+    if spec.values:
+        value, times = torch.tensor(spec.values).unbind(1)
+        known = value.repeat_interleave(times).to(drawn.dtype)
+        drawn.view(samples, -1)[:, : len(known)] = known
+    return drawn
 
 
 def _can_be_target(value: torch.Tensor) -> bool:
@@ -137,27 +147,37 @@ def global_batches(
                 f"from input name to tensor, or a function of the step"
             )
         if step >= first:
-            require_size(batch, workload.global_batch)
+            require_size(batch, workload.global_batch, workload.inputs)
             yield batch
 
 
-def require_size(batch: Batch, expected: int) -> None:
+def require_size(batch: Batch, expected: int, inputs: Iterable[InputSpec] = ()) -> None:
     """Refuse a batch of another size than the plan's.
 
     Args:
-        batch: All samples of a step.
-        expected: Global batch.
+        batch: All samples of a step, or a part of them.
+        expected: Samples there should be.
+        inputs: Say how many rows of each a sample fills; one of others.
 
     Raises:
         ExecutionError: If an input has another number of samples.
     """
+    rows = {spec.name: spec.rows for spec in inputs}
     for name, value in batch.items():
-        if value.shape[0] != expected:
+        each = rows.get(name, 1)
+        if value.shape[0] == expected * each:
+            continue
+        if each > 1:
             raise ExecutionError(
-                f"data gives {value.shape[0]} samples in {name!r}, the plan trains "
-                f"global_batch={expected} a step; batch the data by {expected} or plan "
-                f"for {value.shape[0]}"
+                f"data gives {value.shape[0]} rows in {name!r}, the plan trains "
+                f"global_batch={expected} samples of {each} rows a step; give "
+                f"{expected * each}, or plan with example inputs of yours"
             )
+        raise ExecutionError(
+            f"data gives {value.shape[0]} samples in {name!r}, the plan trains "
+            f"global_batch={expected} a step; batch the data by {expected} or plan "
+            f"for {value.shape[0]}"
+        )
 
 
 def slice_batch(

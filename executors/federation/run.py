@@ -463,7 +463,8 @@ class _Run:
         for batch in batches:
             own = batch
             if not isinstance(batch, BatchPart):
-                require_size(batch, self.federation.global_batch)
+                inputs = self.trainer.plan.workload.inputs
+                require_size(batch, self.federation.global_batch, inputs)
                 own = _share_of(batch, self.place)
                 require_equal_batches(own, done - 1, self.trainer.place.device)
             losses.append(self.trainer.evaluate(own))

@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
+from planner.capture.inputs import MOST_KEPT
 from planner.capture.private_apis import (
     as_parameter,
     fake_tensor,
     named_attributes,
+    tensor_constructors,
 )
 from planner.errors import CaptureError
 from planner.kv_cache import disable_kv_cache
@@ -83,18 +86,49 @@ def quiet_state() -> Iterator[None]:
         torch.set_grad_enabled(gradients)
 
 
+class _OnMeta(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """Device context of meta in which small tensors of integers keep their values."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function; one that makes a tensor makes it on meta."""
+        named = dict(kwargs or {})
+        if func not in tensor_constructors() or named.get("device") is not None:
+            return func(*args, **named)
+        named.pop("device", None)
+        made = func(*args, **named, device="meta")
+        whole = not (made.is_floating_point() or made.is_complex())
+        if whole and made.numel() <= MOST_KEPT and "empty" not in func.__name__:
+            return func(*args, **named, device="cpu")
+        return made
+
+
 def build_on_meta(
-    build: Callable[[], torch.nn.Module], dtype: torch.dtype | None
+    build: Callable[[], torch.nn.Module],
+    dtype: torch.dtype | None,
+    *,
+    valued: bool = False,
 ) -> torch.nn.Module:
     """Build a module on the meta device without initialising weights.
 
     Skipping initialisation also skips weight tying in transformers, so
     ``tie_weights()`` is called where the module has one.
 
+    Args:
+        build: Makes the module.
+        dtype: Default dtype meanwhile; None for torch's.
+        valued: Make small tensors of integers on the CPU, so that they have values.
+
     Raises:
         CaptureError: If the constructor fails.
     """
-    with quiet_state(), no_init(), torch.device("meta"):
+    meta = _OnMeta() if valued else torch.device("meta")
+    with quiet_state(), no_init(), meta:
         if dtype is not None:
             torch.set_default_dtype(dtype)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 from planner.capture.private_apis import tree_flatten, tree_unflatten
 from planner.errors import CaptureError
 
-__all__ = ["ExampleInputs", "InputShape", "read_inputs"]
+__all__ = ["MOST_KEPT", "ExampleInputs", "InputShape", "read_inputs"]
 
 #: Default bound of synthetic integers.
 _DEFAULT_HIGH = 2
+#: Largest tensor whose values are kept.
+MOST_KEPT = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +29,19 @@ class InputShape:
         shape: Batch dim first.
         dtype: Torch name; a floating one is replaced by the compute dtype.
         high: Bound of synthetic integers, None for floats.
+        values: Known integers in order as (value, times); None if they may be any.
     """
 
     shape: tuple[int, ...]
     dtype: str
     high: int | None = None
+    values: tuple[tuple[int, int], ...] | None = None
+
+    def known(self) -> torch.Tensor:
+        """Return the tensor of its values, on the CPU."""
+        value, times = torch.tensor(self.values).unbind(1)
+        flat = value.repeat_interleave(times)
+        return flat.to(getattr(torch, self.dtype)).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +60,18 @@ class ExampleInputs:
 
     @property
     def batch(self) -> int:
-        """Dim 0 of the first input; 1 for a scalar."""
-        shape = self.shapes[0][1].shape
-        return shape[0] if shape else 1
+        """Samples: dim 0 of the first input, 1 for a scalar.
+
+        Where values are known, the largest that divides dim 0 of all inputs: those of
+        one sample may fill several rows.
+        """
+        rows = [shape.shape[0] if shape.shape else 1 for _, shape in self.shapes]
+        return math.gcd(*rows) if self.has_values else rows[0]
+
+    @property
+    def has_values(self) -> bool:
+        """Whether values of any input are known."""
+        return any(shape.values is not None for _, shape in self.shapes)
 
     def materialise(
         self, make: Callable[[InputShape], torch.Tensor]
@@ -89,7 +109,25 @@ def _shape_of(value: Any, high: int) -> InputShape:
             f"name such as 'int64' or 'bfloat16'"
         )
     whole = not (dtype.is_floating_point or dtype.is_complex)
-    return InputShape(shape=shape, dtype=name, high=high if whole else None)
+    return InputShape(
+        shape=shape,
+        dtype=name,
+        high=high if whole else None,
+        values=_values_of(value) if whole else None,
+    )
+
+
+def _values_of(given: Any) -> tuple[tuple[int, int], ...] | None:
+    """Return the integers of a real tensor; zeros alone stand for any."""
+    real = isinstance(given, torch.Tensor) and type(given) is torch.Tensor
+    if not real or given.device.type == "meta" or given.numel() > MOST_KEPT:
+        return None
+    if not given.any():
+        return None
+    runs = torch.unique_consecutive(
+        given.detach().cpu().to(torch.int64).flatten(), return_counts=True
+    )
+    return tuple(zip(*(part.tolist() for part in runs), strict=True))
 
 
 def _lower(value: Any, high: int) -> Any:

@@ -456,5 +456,9 @@ def _from_code(ref: str) -> LoadedModel:
             )
         return made
 
-    build_on_meta(build, None)
+    try:
+        build_on_meta(build, None, valued=True)
+    except CaptureError:
+        # Integers that have values may meet tensors that have none.
+        build_on_meta(build, None)
     return LoadedModel(name=name, ref=ref, build=build, inputs=inputs[0])

@@ -10,9 +10,10 @@ same: then a mask is made where a real run needs none, and keys and values are r
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Self, cast
 from unittest import mock
 
@@ -35,6 +36,8 @@ __all__ = [
     "in_backward",
     "is_plain_fake",
     "is_view",
+    "known_tensor",
+    "known_value",
     "last_sequence",
     "modes_off",
     "named_attributes",
@@ -43,6 +46,7 @@ __all__ = [
     "pin_storage",
     "quiet_forward",
     "storage_key",
+    "tensor_constructors",
     "tree_flatten",
     "tree_unflatten",
 ]
@@ -157,11 +161,55 @@ def is_view(func: Any) -> bool:
     return bool(getattr(func, "is_view", False))
 
 
-def fake_mode() -> Any:
-    """Make a FakeTensorMode: shapes are computed, memory is not allocated."""
+#: Largest tensor of integers or booleans whose values a fake mode computes.
+_MOST_KNOWN = 1 << 18
+
+
+def fake_mode(*, valued: bool = False) -> Any:
+    """Make a FakeTensorMode: shapes are computed, memory is not allocated.
+
+    Args:
+        valued: Compute integers and booleans that follow from known ones alone, too.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    class Valued(FakeTensorMode):
+        """Fake mode in which integers stay known, beyond single ones."""
+
+        def may_turn_const(self, t: torch.Tensor) -> bool:
+            if t.is_floating_point() or t.is_complex() or t.numel() > _MOST_KNOWN:
+                return super().may_turn_const(t)
+            return t.device.type != "meta" and not self.is_our_fake(t)
+
+    _private(FakeTensorMode, "may_turn_const")
+    return (Valued if valued else FakeTensorMode)(allow_non_fake_inputs=True)
+
+
+def known_tensor(mode: Any, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Make a fake tensor whose values a mode made with ``valued`` knows.
+
+    Args:
+        mode: Of the fake tensor.
+        make: Makes the values, on the CPU.
+    """
+    with modes_off():
+        converter: Any = mode.fake_tensor_converter
+        known = converter.from_real_tensor(mode, make(), make_constant=True)
+    return cast("torch.Tensor", known)
+
+
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of a fake tensor as far as its mode knows them."""
+    found: torch.Tensor | None = getattr(tensor, "constant", None)
+    return found
+
+
+def tensor_constructors() -> Collection[Any]:
+    """Functions that make a tensor on the device that a context names."""
+    from torch.utils import _device
+
+    found: Collection[Any] = _private(_device, "_device_constructors")()
+    return found
 
 
 def has_fakes() -> bool:
@@ -348,9 +396,15 @@ def _module_casts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_forward() -> Iterator[None]:
-    """Open all of the above for a forward on fake tensors."""
-    with _unpacked_sequences(), _without_fused_rnn(), _module_casts():
-        yield
+    """Open all of the above for a forward on fake tensors, whose failures are told."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        with _unpacked_sequences(), _without_fused_rnn(), _module_casts():
+            yield
+    finally:
+        log.disabled = before
 
 
 def named_attributes(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:

@@ -44,6 +44,10 @@ from planner.schema.strategy import matches_pattern
 __all__ = ["capture"]
 
 _AttentionKind = Literal["causal", "full"]
+#: Most sizes in a row of an input that holds sizes.
+_MOST_SIZES = 4
+#: Most runs of equal integers that a plan keeps of an input.
+_MOST_RUNS = 64
 #: Fact to the names that transformers configs give it, best first.
 _NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
@@ -189,9 +193,13 @@ def _example(
 
 
 def _length(inputs: ExampleInputs) -> int | None:
-    """Tokens per sample: dim 1 of the first integer input of two dims."""
+    """Tokens per sample: dim 1 of the first integer input of two dims.
+
+    Sizes (of a grid, of a picture) are few numbers that are known.
+    """
     for _, shape in inputs.shapes:
-        if shape.high is not None and len(shape.shape) == 2:
+        sizes = shape.values is not None and shape.shape[-1:] <= (_MOST_SIZES,)
+        if shape.high is not None and len(shape.shape) == 2 and not sizes:
             return shape.shape[1]
     return None
 
@@ -361,6 +369,10 @@ def _graph(
             )
             for key, shape in inputs.shapes
         ),
+        values=_sample_values(inputs) if reading.known_reads else {},
+        sized_by=tuple(key for key, shape in inputs.shapes if shape.values is not None)
+        if "size" in reading.known_reads
+        else (),
         blocks=blocks,
         edges=made.edges,
         parameters=made.parameters,
@@ -380,6 +392,22 @@ def _graph(
         config=config,
         fusions=OpFusions(graph=ops, structure=plan, roles=roles, dims=facts.dims),
     )
+
+
+def _sample_values(inputs: ExampleInputs) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Known integers of the first sample, by input, where they are few runs."""
+    found: dict[str, tuple[tuple[int, int], ...]] = {}
+    for name, shape in inputs.shapes:
+        left = math.prod(shape.shape) // inputs.batch
+        runs: list[tuple[int, int]] = []
+        for value, times in shape.values or ():
+            if not left:
+                break
+            runs.append((value, min(times, left)))
+            left -= runs[-1][1]
+        if runs and len(runs) <= _MOST_RUNS:
+            found[name] = tuple(runs)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.private_apis import (
     fake_mode,
     fused_dropout,
+    known_tensor,
     quiet_forward,
     tree_flatten,
 )
@@ -64,6 +65,7 @@ class Source:
         loss: Kind of the scalar that backward starts from.
         repeat: Run equal blocks once.
         op_budget: Most ops that may be seen.
+        valued: Whether integers whose values are given keep them.
     """
 
     module: torch.nn.Module
@@ -73,6 +75,7 @@ class Source:
     loss: LossKind
     repeat: bool
     op_budget: int
+    valued: bool = field(default=False, init=False)
     _fake: tuple[torch.nn.Module, Any] | None = field(default=None, init=False)
     _shapes: ShapeCache | None = field(default=None, init=False)
     _repeats: list[list[torch.nn.Module]] | None = field(default=None, init=False)
@@ -87,17 +90,40 @@ class Source:
         """
         if self._fake is None or anew:
             self._repeats = None
-            mode = fake_mode()
+            mode = fake_mode(valued=self.valued)
             make = fakeify if self.owned else fake_copy
             self._fake = make(self.module, mode, self.dtype).train(), mode
             self._shapes = ShapeCache(mode)
         return self._fake
+
+    def set_valued(self, valued: bool) -> None:
+        """Say whether integers whose values are given keep them from now on."""
+        self.valued, self._fake, self._shapes = valued, None, None
 
     def shapes(self) -> ShapeCache:
         """Return the shapes that runs of the fake copy have in common."""
         self.fake()
         assert self._shapes is not None
         return self._shapes
+
+    def arguments(self, mode: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments of forward, zeros where their values are not known.
+
+        Args:
+            mode: Fake mode of the model; None for tensors with memory.
+        """
+
+        def make(shape: InputShape) -> torch.Tensor:
+            if mode is None and shape.values is not None:
+                return shape.known()
+            if self.valued and shape.values is not None:
+                return known_tensor(mode, shape.known)
+            dtype: torch.dtype = getattr(torch, shape.dtype)
+            if dtype.is_floating_point and self.dtype is not None:
+                dtype = self.dtype
+            return torch.zeros(shape.shape, dtype=dtype)
+
+        return self.inputs.materialise(make)
 
     def repeats(self) -> list[list[torch.nn.Module]]:
         """Return groups of equal blocks of the fake copy, to be run once each."""
@@ -118,6 +144,7 @@ class Reading:
             :class:`planner.schema.Workload`.
         assumptions: Guesses that were made.
         attention: Kinds of attention that were called; empty where it was not seen.
+        known_reads: Kinds of what was read of known integers: ``truth``, ``size``.
     """
 
     trace: Trace
@@ -126,6 +153,7 @@ class Reading:
     assumptions: tuple[str, ...]
     attention: frozenset[AttentionKind] = frozenset()
     own_loss: Literal["tokens", "coupled"] | None = None
+    known_reads: frozenset[str] = frozenset()
 
 
 def trace_model(source: Source) -> Reading:
@@ -135,6 +163,27 @@ def trace_model(source: Source) -> Reading:
         OpBudgetError: If the budget ran out; other ways would not end either.
         CaptureError: If no way works.
     """
+    first: Reading | CaptureError
+    try:
+        first = _first_way(source)
+    except CaptureError as error:
+        first = error
+    guessed = isinstance(first, CaptureError) or first.assumptions
+    if guessed and source.inputs.has_values:
+        source.set_valued(True)
+        with contextlib.suppress(CaptureError):
+            known = _first_way(source)
+            if isinstance(first, CaptureError) or (
+                len(known.assumptions) < len(first.assumptions)
+            ):
+                return known
+        source.set_valued(False)
+    if isinstance(first, CaptureError):
+        raise first
+    return first
+
+
+def _first_way(source: Source) -> Reading:
     failures: list[str] = []
     last: Exception | None = None
     for way, attempt in (("fake", _fake), ("no_hooks", _fake), ("real", _real)):
@@ -195,7 +244,7 @@ def _fake(source: Source, way: str) -> Reading:
         fused_dropout(),
         quiet_forward(),
     ):
-        loss, own = _run(source, module, tracer, source.repeats())
+        loss, own = _run(source, module, tracer, source.repeats(), mode)
     if way == "no_hooks":
         _assume_saved(tracer)
     return Reading(
@@ -205,6 +254,7 @@ def _fake(source: Source, way: str) -> Reading:
         assumptions=tuple(tracer.assumptions),
         attention=frozenset(attention),
         own_loss=own,
+        known_reads=frozenset(tracer.known_reads) if source.valued else frozenset(),
     )
 
 
@@ -214,13 +264,16 @@ def _real(source: Source, way: str) -> Reading:
     tracer = Tracer(module, op_budget=source.op_budget)
     groups = repeated_modules(module) if source.repeat else []
     loss, own = _run(source, module, tracer, groups)
-    tracer.assume("real run", "weights are small positive numbers, integers are zero")
+    tracer.assume(
+        "real run", "weights are small positive numbers, integers zero if not given"
+    )
     return Reading(
         trace=tracer.trace,
         way=way,
         loss=loss,
         assumptions=tuple(tracer.assumptions),
         own_loss=own,
+        known_reads=frozenset(["size"] if source.valued else []),
     )
 
 
@@ -229,6 +282,7 @@ def _run(
     module: torch.nn.Module,
     tracer: Tracer,
     groups: Sequence[Sequence[torch.nn.Module]],
+    mode: Any = None,
 ) -> tuple[str, Literal["tokens", "coupled"] | None]:
     """Run forward, loss and backward under the tracer.
 
@@ -237,14 +291,7 @@ def _run(
     """
     if source.dtype is not None:
         torch.set_default_dtype(source.dtype)
-
-    def make(shape: InputShape) -> torch.Tensor:
-        dtype: torch.dtype = getattr(torch, shape.dtype)
-        if dtype.is_floating_point and source.dtype is not None:
-            dtype = source.dtype
-        return torch.zeros(shape.shape, dtype=dtype)
-
-    args, kwargs = source.inputs.materialise(make)
+    args, kwargs = source.arguments(mode)
     integers = [
         shape.shape for _, shape in source.inputs.shapes if shape.high is not None
     ]

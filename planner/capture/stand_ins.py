@@ -19,13 +19,14 @@ from typing import Any, Literal
 
 import torch
 
-from planner.capture.private_apis import patched_function
+from planner.capture.private_apis import known_value, patched_function
 
 __all__ = [
     "Answer",
     "AttentionKind",
     "fused_attention",
     "fused_attention_patched",
+    "read_of",
     "run_or_assume",
 ]
 
@@ -111,7 +112,8 @@ def _without_masks(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
     rows = 1
     for index in args[1]:
         if _is_mask(index):
-            rows = _chosen(index.numel())
+            known = known_value(index)
+            rows = _chosen(index.numel()) if known is None else int(known.sum())
             indices += [_indices(index, rows) for _ in range(index.dim())]
         else:
             indices.append(index)
@@ -169,7 +171,8 @@ def run_or_assume(
     if func.overloadpacket in _INDEXING and any(_is_mask(index) for index in args[1]):
         masks = [index for index in args[1] if _is_mask(index)]
         replaced, rows = _without_masks(args)
-        record(str(func), f"a mask selects {rows} of {masks[0].numel()} elements")
+        if any(known_value(mask) is None for mask in masks):
+            record(str(func), f"a mask selects {rows} of {masks[0].numel()} elements")
         return func(*replaced, **kwargs), replaced
     if not _TAGS.intersection(func.tags):
         return func(*args, **kwargs), args
@@ -181,6 +184,17 @@ def run_or_assume(
             raise
     record(str(func), answer[1])
     return answer[0], args
+
+
+def read_of(func: Any, args: tuple[Any, ...]) -> Literal["truth", "size"] | None:
+    """Name what an op read of known values: a truth, or what a size follows from."""
+    if func.overloadpacket in _INDEXING:
+        masks = filter(_is_mask, args[1])
+        return "size" if any(known_value(mask) is not None for mask in masks) else None
+    if not _TAGS.intersection(func.tags) or known_value(args[0]) is None:
+        return None
+    single = func.overloadpacket is _aten._local_scalar_dense
+    return "truth" if single and args[0].dtype == torch.bool else "size"
 
 
 # -- Attention -------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from planner.capture.fakes import quiet_state
 from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.private_apis import (
+    known_tensor,
     modes_off,
     names_of_modules,
     quiet_forward,
@@ -48,6 +49,13 @@ __all__ = ["TokenCheck"]
 
 #: Largest tensor of which values are computed.
 _MOST_VALUES = 1 << 18
+
+
+def _repeated(shape: InputShape, sizes: Sequence[int]) -> torch.Tensor:
+    """Repeat an input's known values until it has the sizes."""
+    times = [now // max(1, was) for now, was in zip(sizes, shape.shape, strict=True)]
+    with modes_off():
+        return shape.known().repeat(times)
 
 
 class _Recorder(Tracer):  # type: ignore[no-untyped-call]
@@ -332,8 +340,12 @@ class TokenCheck:
                 sizes = list(shape.shape)
                 if len(sizes) > 1 and sizes[1] == self._length:
                     sizes[1] = length
-                if sizes and sizes[0] == inputs.batch:
+                if sizes and (sizes[0] == inputs.batch or source.valued):
                     sizes[0] *= times
+                if source.valued and shape.values is not None:
+                    value = _repeated(shape, sizes)
+                    values.append((known_tensor(mode, lambda: value), value))
+                    return values[-1][0]
                 dtype: torch.dtype = getattr(torch, shape.dtype)
                 if dtype.is_floating_point and source.dtype is not None:
                     dtype = source.dtype

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from planner.capture.fakes import quiet_state
-from planner.capture.inputs import InputShape
 from planner.capture.private_apis import (
     DispatchMode,
     as_parameter,
@@ -285,12 +284,6 @@ def _first_calls(
     if source.dtype is not None:
         torch.set_default_dtype(source.dtype)
 
-    def make(shape: InputShape) -> torch.Tensor:
-        dtype: torch.dtype = getattr(torch, shape.dtype)
-        if dtype.is_floating_point and source.dtype is not None:
-            dtype = source.dtype
-        return torch.zeros(shape.shape, dtype=dtype)
-
     innermost = {_around(list(group)) for group in groups}
     wanted = {""}
     for name in innermost:
@@ -310,7 +303,7 @@ def _first_calls(
                 raise _EnoughError
 
         handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
-    args, kwargs = source.inputs.materialise(make)
+    args, kwargs = source.arguments(source.fake()[1])
     try:
         with contextlib.suppress(_EnoughError), _Recorder(source.shapes(), 1):
             module(*args, **kwargs)

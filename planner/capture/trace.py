@@ -34,7 +34,7 @@ from planner.capture.private_apis import (
     storage_key,
 )
 from planner.capture.shapes import ShapeCache
-from planner.capture.stand_ins import run_or_assume
+from planner.capture.stand_ins import read_of, run_or_assume
 from planner.errors import OpBudgetError
 
 __all__ = ["Call", "Trace", "Tracer"]
@@ -183,6 +183,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.trace = Trace()
         self.assumptions: dict[str, None] = {}
+        self.known_reads: set[str] = set()
         self.paused = False
         self.gradients: dict[Any, torch.Tensor] = {}
         self.current: tuple[object, str] = ("", "")
@@ -330,6 +331,9 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
                 f"values, or the sequence is long: raise op_budget or trace a shorter "
                 f"one"
             )
+        found = read_of(func, args)
+        if found is not None:
+            self.known_reads.add(found)
         out, args = self._run(func, args, kwargs)
         self._record(func, args, kwargs, out)
         return out

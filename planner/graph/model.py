@@ -252,6 +252,8 @@ class ModelGraph:
         dtype: Compute dtype of the trace.
         inputs: (keyword, shape, dtype, high) of each traced input, batch dim first;
             ``high`` bounds synthetic integers, None for floats.
+        values: Input to known integers of its first sample, as (value, times).
+        sized_by: Inputs whose values are known, if sizes follow from them.
         blocks: Blocks in program order.
         edges: Edges between blocks, sorted by (source, target).
         parameters: Every distinct parameter.
@@ -286,6 +288,8 @@ class ModelGraph:
     seq_len: int | None
     dtype: str
     inputs: tuple[tuple[str, tuple[int, ...], str, int | None], ...] = ()
+    sized_by: tuple[str, ...] = ()
+    values: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     blocks: tuple[Block, ...] = field(repr=False)
     edges: tuple[Edge, ...] = field(repr=False)
     parameters: tuple[Parameter, ...] = field(repr=False)

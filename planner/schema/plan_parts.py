@@ -100,13 +100,18 @@ class ClusterReference(Document):
 class InputSpec(Document):
     """One input of the model's forward: shape of ONE sample, without the batch dim.
 
-    ``high`` bounds synthetic integers: values are drawn from [0, high).
+    ``high`` bounds synthetic integers: values are drawn from [0, high). A sample fills
+    ``rows`` rows of dim 0: the patches of its pictures, for example. Integers that
+    decide sizes are ``values`` of every sample, in order as (value, times); what
+    follows them is drawn.
     """
 
     name: str
     shape: tuple[Annotated[int, Field(ge=0)], ...]
     dtype: str
     high: Size | None = None
+    rows: Size = 1
+    values: tuple[tuple[int, Size], ...] = ()
 
 
 class Workload(Document):

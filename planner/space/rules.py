@@ -232,6 +232,11 @@ def _units_violation(row: Row, facts: Facts) -> str:
             f"model's {facts.num_units} units into {synchronisation.parts(copies)} "
             f"parts; use dp_replicate={facts.num_units} at most"
         )
+    if facts.sized_by:
+        return (
+            f"pp={row['pp']} cuts a model in which sizes follow from the values of "
+            f"{', '.join(facts.sized_by)}, and stages have fixed sizes; use pp=1"
+        )
     return (
         f"pp={row['pp']} x virtual_stages={row['virtual_stages']} is more stages than "
         f"the model's {facts.num_units} units; use at most {facts.num_units}"
