@@ -93,11 +93,14 @@ def synthetic_batch(
 
 
 def _with_values(drawn: torch.Tensor, spec: InputSpec, samples: int) -> torch.Tensor:
-    """Begin every sample with the values that are known of it."""
-    if spec.values:
-        value, times = torch.tensor(spec.values).unbind(1)
-        known = value.repeat_interleave(times).to(drawn.dtype)
-        drawn.view(samples, -1)[:, : len(known)] = known
+    """Put the known values of every sample in their places, and nowhere else."""
+    flat, place = drawn.view(samples, -1), 0
+    for value in {value for value, _ in spec.values if value is not None}:
+        flat[flat == value] = 0
+    for value, times in spec.values:
+        if value is not None:
+            flat[:, place : place + times] = value
+        place += times
     return drawn
 
 

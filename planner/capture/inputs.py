@@ -29,17 +29,19 @@ class InputShape:
         shape: Batch dim first.
         dtype: Torch name; a floating one is replaced by the compute dtype.
         high: Bound of synthetic integers, None for floats.
-        values: Known integers in order as (value, times); None if they may be any.
+        values: Known integers in order as (value, times), a value of None standing for
+            any; None if all may be any.
     """
 
     shape: tuple[int, ...]
     dtype: str
     high: int | None = None
-    values: tuple[tuple[int, int], ...] | None = None
+    values: tuple[tuple[int | None, int], ...] | None = None
 
     def known(self) -> torch.Tensor:
-        """Return the tensor of its values, on the CPU."""
-        value, times = torch.tensor(self.values).unbind(1)
+        """Return the tensor of its values, on the CPU; zeros where they may be any."""
+        runs = [(value or 0, times) for value, times in self.values or ()]
+        value, times = torch.tensor(runs).unbind(1)
         flat = value.repeat_interleave(times)
         return flat.to(getattr(torch, self.dtype)).reshape(self.shape)
 

@@ -102,6 +102,7 @@ class LoadedModel:
         seq_len: Tokens per sample; None without a sequence.
         config: Of transformers; None for own code.
         made: Makes a module of such a config.
+        pictures: For each sample, if the model reads any beside its text.
     """
 
     name: str
@@ -111,6 +112,7 @@ class LoadedModel:
     seq_len: int | None = None
     config: Any = None
     made: Callable[[Any], torch.nn.Module] | None = None
+    pictures: int = 0
 
 
 def model_names() -> tuple[str, ...]:
@@ -359,6 +361,7 @@ def _loaded(
         seq_len=length,
         config=config,
         made=made,
+        pictures=1 if "input_ids" in inputs else 0,
     )
 
 

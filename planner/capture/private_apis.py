@@ -161,6 +161,10 @@ def is_view(func: Any) -> bool:
     return bool(getattr(func, "is_view", False))
 
 
+_COUNTING = frozenset(
+    {torch.ops.aten.arange, torch.ops.aten.zeros, torch.ops.aten.ones}
+    | {torch.ops.aten.full, torch.ops.aten.scalar_tensor}
+)
 #: Largest tensor of integers or booleans whose values a fake mode computes.
 _MOST_KNOWN = 1 << 18
 
@@ -180,6 +184,17 @@ def fake_mode(*, valued: bool = False) -> Any:
             if t.is_floating_point() or t.is_complex() or t.numel() > _MOST_KNOWN:
                 return super().may_turn_const(t)
             return t.device.type != "meta" and not self.is_our_fake(t)
+
+        def dispatch(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            packet = getattr(func, "overloadpacket", None)
+            if packet in _COUNTING and not self.in_kernel_invocation:
+                with modes_off():
+                    made = func(*args, **{**(kwargs or {}), "device": "cpu"})
+                if not made.is_floating_point() and made.numel() <= _MOST_KNOWN:
+                    return known_tensor(self, lambda: made)
+            return super().dispatch(func, types, args, kwargs)
 
     _private(FakeTensorMode, "may_turn_const")
     return (Valued if valued else FakeTensorMode)(allow_non_fake_inputs=True)
@@ -394,6 +409,23 @@ def _module_casts() -> Iterator[None]:
             held[name] = tensor
 
 
+_torch_tensor = torch.tensor
+
+
+def _tensor_of_numbers(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Make a tensor of lists in which fake tensors stand for their numbers."""
+    return _torch_tensor(_as_numbers(data), *args, **kwargs)
+
+
+def _as_numbers(data: Any) -> Any:
+    if isinstance(data, list | tuple):
+        return [
+            part.tolist() if isinstance(part, torch.Tensor) else _as_numbers(part)
+            for part in data
+        ]
+    return data
+
+
 @contextlib.contextmanager
 def quiet_forward() -> Iterator[None]:
     """Open all of the above for a forward on fake tensors, whose failures are told."""
@@ -401,7 +433,12 @@ def quiet_forward() -> Iterator[None]:
     before = log.disabled
     log.disabled = True
     try:
-        with _unpacked_sequences(), _without_fused_rnn(), _module_casts():
+        with (
+            _unpacked_sequences(),
+            _without_fused_rnn(),
+            _module_casts(),
+            mock.patch.object(torch, "tensor", _tensor_of_numbers),
+        ):
             yield
     finally:
         log.disabled = before

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from planner.adapters import add_adapter_styles
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import ExampleInputs, read_inputs
+from planner.capture.media import has_vision, with_pictures
 from planner.capture.models import LoadedModel
 from planner.capture.private_apis import has_fakes, names_of_modules
 from planner.capture.repeat import expand
@@ -133,6 +134,13 @@ def capture(
     if splits is not None:
         facts = replace(facts, tp_plan=splits)
     example = _example(loaded, example_inputs, facts, batch, seq_len)
+    if (
+        example_inputs is None
+        and loaded is not None
+        and loaded.pictures
+        and has_vision(module, loaded.config)
+    ):
+        example = with_pictures(module, loaded.config, example, loaded.pictures)
     inputs = read_inputs(module, example, high=facts.vocab_size)
     source = Source(
         module=module,
@@ -394,12 +402,14 @@ def _graph(
     )
 
 
-def _sample_values(inputs: ExampleInputs) -> dict[str, tuple[tuple[int, int], ...]]:
+def _sample_values(
+    inputs: ExampleInputs,
+) -> dict[str, tuple[tuple[int | None, int], ...]]:
     """Known integers of the first sample, by input, where they are few runs."""
-    found: dict[str, tuple[tuple[int, int], ...]] = {}
+    found: dict[str, tuple[tuple[int | None, int], ...]] = {}
     for name, shape in inputs.shapes:
         left = math.prod(shape.shape) // inputs.batch
-        runs: list[tuple[int, int]] = []
+        runs: list[tuple[int | None, int]] = []
         for value, times in shape.values or ():
             if not left:
                 break

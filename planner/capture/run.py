@@ -171,11 +171,11 @@ def trace_model(source: Source) -> Reading:
     guessed = isinstance(first, CaptureError) or first.assumptions
     if guessed and source.inputs.has_values:
         source.set_valued(True)
+        if isinstance(first, CaptureError):
+            return _first_way(source)
         with contextlib.suppress(CaptureError):
             known = _first_way(source)
-            if isinstance(first, CaptureError) or (
-                len(known.assumptions) < len(first.assumptions)
-            ):
+            if len(known.assumptions) < len(first.assumptions):
                 return known
         source.set_valued(False)
     if isinstance(first, CaptureError):

@@ -229,7 +229,8 @@ class TokenCheck:
         #: Whether samples are sequences.
         self.has_tokens = length is not None
         length = length or 0
-        even = length % 2 == 0 and length >= 4
+        # Known values are of the whole length.
+        even = length % 2 == 0 and length >= 4 and not source.valued
         self._lengths = (length // 2, length) if even else (length, 2 * length)
         self._source, self._length = source, length
         self._opaque = opaque

@@ -252,7 +252,8 @@ class ModelGraph:
         dtype: Compute dtype of the trace.
         inputs: (keyword, shape, dtype, high) of each traced input, batch dim first;
             ``high`` bounds synthetic integers, None for floats.
-        values: Input to known integers of its first sample, as (value, times).
+        values: Input to known integers of its first sample, as (value, times),
+            None standing for any.
         sized_by: Inputs whose values are known, if sizes follow from them.
         blocks: Blocks in program order.
         edges: Edges between blocks, sorted by (source, target).
@@ -289,7 +290,9 @@ class ModelGraph:
     dtype: str
     inputs: tuple[tuple[str, tuple[int, ...], str, int | None], ...] = ()
     sized_by: tuple[str, ...] = ()
-    values: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    values: Mapping[str, tuple[tuple[int | None, int], ...]] = field(
+        default_factory=dict
+    )
     blocks: tuple[Block, ...] = field(repr=False)
     edges: tuple[Edge, ...] = field(repr=False)
     parameters: tuple[Parameter, ...] = field(repr=False)

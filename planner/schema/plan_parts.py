@@ -102,8 +102,8 @@ class InputSpec(Document):
 
     ``high`` bounds synthetic integers: values are drawn from [0, high). A sample fills
     ``rows`` rows of dim 0: the patches of its pictures, for example. Integers that
-    decide sizes are ``values`` of every sample, in order as (value, times); what
-    follows them is drawn.
+    decide sizes are ``values`` of every sample, in order as (value, times); others, of
+    value None, are drawn, as is what follows.
     """
 
     name: str
@@ -111,7 +111,7 @@ class InputSpec(Document):
     dtype: str
     high: Size | None = None
     rows: Size = 1
-    values: tuple[tuple[int, Size], ...] = ()
+    values: tuple[tuple[int | None, Size], ...] = ()
 
 
 class Workload(Document):
