@@ -46,6 +46,7 @@ def read_model(
     *,
     seq_len: int | None,
     dtype: str,
+    images_per_sample: int = 1,
 ) -> ModelGraph:
     """A ModelGraph from whatever names a model.
 
@@ -56,6 +57,7 @@ def read_model(
         example_inputs: As :func:`planner.capture.capture` takes them.
         seq_len: Tokens per sample, for references.
         dtype: Compute dtype.
+        images_per_sample: As :func:`planner.capture.load_model` takes it.
     """
     if isinstance(model, ModelGraph):
         return model
@@ -64,10 +66,13 @@ def read_model(
     if isinstance(model, str) and model.endswith(".txt"):
         return read_profile(model)
     if isinstance(model, Mapping):
-        loaded = load_config(model, seq_len=seq_len)
+        loaded = load_config(
+            model, seq_len=seq_len, images_per_sample=images_per_sample
+        )
         return capture(loaded, example_inputs, dtype=dtype)
     if isinstance(model, str):
-        return capture(load_model(model, seq_len=seq_len), example_inputs, dtype=dtype)
+        loaded = load_model(model, seq_len=seq_len, images_per_sample=images_per_sample)
+        return capture(loaded, example_inputs, dtype=dtype)
     return capture(model, example_inputs, seq_len=seq_len, dtype=dtype)
 
 
@@ -78,6 +83,7 @@ def plan(
     global_batch: int,
     example_inputs: Any = None,
     seq_len: int | None = None,
+    images_per_sample: int = 1,
     partitioner: str | Sequence[str] = "auto",
     objective: Objective = "throughput",
     pin: Mapping[str, Any] | None = None,
@@ -110,6 +116,8 @@ def plan(
         global_batch: Samples per optimizer step over all devices.
         example_inputs: What forward takes; see :func:`planner.capture.capture`.
         seq_len: Tokens per sample, where example_inputs are left out.
+        images_per_sample: Pictures, or recordings, of each sample, where a reference's
+            model reads any beside its text; 0 for text alone.
         partitioner: Registered name, names, or ``auto`` (expert, learned and
             exhaustive); the best strategy that any of them priced is returned.
         objective: ``throughput`` (shortest step), ``throughput_per_device``, or
@@ -198,6 +206,7 @@ def plan(
             model,
             example_inputs,
             seq_len=seq_len,
+            images_per_sample=images_per_sample,
             dtype=options.precision.activation_dtype,
         )
         made = plan_graph(
@@ -350,6 +359,7 @@ def predict(
     global_batch: int | None = None,
     example_inputs: Any = None,
     seq_len: int | None = None,
+    images_per_sample: int = 1,
     recipe: str | None = None,
     target: str = "any",
     calibration: CalibrationChoice = "shipped",
@@ -368,6 +378,7 @@ def predict(
         global_batch: Checked against the strategy's; taken from it if None.
         example_inputs: As for :func:`plan`.
         seq_len: As for :func:`plan`.
+        images_per_sample: As for :func:`plan`.
         recipe: As for :func:`plan`.
         target: Launcher that will run it, whose framework's constants price it; ``any``
             for Meshwright's own executors.
@@ -386,6 +397,7 @@ def predict(
         model,
         example_inputs,
         seq_len=seq_len,
+        images_per_sample=images_per_sample,
         dtype=given.precision.activation_dtype,
     )
     context = make_context(

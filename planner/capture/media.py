@@ -1,4 +1,4 @@
-"""Default pictures for models of transformers that read text and pictures.
+"""Default pictures and recordings for models of transformers that read them with text.
 
 A processor turns pictures into patches and marks their places in the text by tokens of
 their own. A config alone says how large the pictures of its vision tower are; how many
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,99 +22,115 @@ from planner.capture.shapes import ShapeCache
 from planner.capture.trace import Tracer
 from planner.errors import CaptureError
 
-__all__ = ["has_vision", "with_pictures"]
+__all__ = ["has_media", "with_media"]
 
-#: Most ops of a vision tower.
+#: Most ops of a tower.
 _MOST_OPS = 500_000
 #: Pixels along each side of a picture where the config leaves its size to the data.
 _SIDE = 448
 #: One more than the most parts, and the whole, that a model cuts a picture into.
 _MOST_TILES = 8
-#: Names of the token that stands for a piece of a picture.
-_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
-#: Inputs that tell a token of a picture (1) from one of text (0).
+#: Inputs that tell a token of a picture or recording (1) from one of text (0).
 _KINDS = ("mm_token_type_ids", "token_type_ids")
+_Shapes = dict[str, InputShape]
 
 
-def has_vision(module: torch.nn.Module, config: Any) -> bool:
-    """Return True if a model's forward reads pictures beside its text."""
-    tower = getattr(config, "vision_config", None)
-    return tower is not None and "pixel_values" in _parameters(module.forward)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Medium:
+    """Something that a model reads beside text.
+
+    Attributes:
+        name: For people.
+        tower: Field of a config that describes what reads it.
+        reads: Argument of forward.
+        features: Method that returns its tokens' features.
+        tokens: Fields of a config that name the token that stands for a piece of it.
+        candidates: Returns shapes that a model may read one in, the likeliest first.
+    """
+
+    name: str
+    tower: str
+    reads: str
+    features: str
+    tokens: tuple[str, ...]
+    candidates: Callable[[torch.nn.Module, Any, int, int], Iterator[_Shapes]]
 
 
-def with_pictures(
-    module: torch.nn.Module, config: Any, inputs: Mapping[str, Any], pictures: int
+def has_media(module: torch.nn.Module, config: Any) -> bool:
+    """Return True if a model's forward reads pictures or sound beside its text."""
+    return bool(_media(module, config))
+
+
+def with_media(
+    module: torch.nn.Module, config: Any, inputs: Mapping[str, Any], count: int
 ) -> dict[str, Any]:
-    """Return inputs of forward with pictures, and their places in the text.
+    """Return inputs of forward with media, and their places in the text.
 
     Args:
         module: On any device; it is not run.
         config: Of transformers.
         inputs: Text; ``input_ids`` has shape [samples, tokens].
-        pictures: For each sample.
+        count: Pictures, or recordings, of each sample.
 
     Raises:
-        CaptureError: If what the model reads as a picture is not known, or its tokens
-            are more than a sample has.
+        CaptureError: If what the model reads as one is not known, or its tokens are
+            more than a sample has.
     """
     text: InputShape = inputs["input_ids"]
     samples, length = text.shape
-    token = next(
-        (found for key in _TOKENS if (found := _id(config, key)) is not None), None
-    )
-    if token is None:
-        made = next(_candidates(module, config, samples, pictures))
-        return {**inputs, **made}
-    one, tokens = _tokens_of_one(module, config)
-    taken = pictures * tokens
+    found = dict(inputs)
+    marks: list[tuple[int, int]] = []
+    for medium in _media(module, config):
+        token = _id(config, medium.tokens)
+        if token is None:
+            found |= next(medium.candidates(module, config, samples, count))
+            continue
+        one, tokens = _tokens_of_one(module, config, medium)
+        found |= {key: _repeated(item, samples * count) for key, item in one.items()}
+        marks.append((token, count * tokens))
+    taken = sum(tokens for _, tokens in marks)
     if taken >= length:
         raise CaptureError(
-            f"seq_len={length} has no room for text beside images_per_sample="
-            f"{pictures} of {tokens} tokens; use seq_len={2 * taken} or more, or fewer "
-            f"pictures"
+            f"seq_len={length} has no room for text beside the {taken} tokens of "
+            f"images_per_sample={count}; use seq_len={2 * taken} or more, or fewer"
         )
-    media = {name: _repeated(shape, samples * pictures) for name, shape in one.items()}
+    if marks:
+        rest = length - taken
+        found["input_ids"] = replace(text, values=(*marks, (None, rest)) * samples)
+        kinds = replace(text, high=2, values=((1, taken), (0, rest)) * samples)
+        told = _parameters(module.forward)
+        found |= {name: kinds for name in _KINDS if name in told}
+    return found
 
-    def marked(inside: int, outside: int | None, like: InputShape) -> InputShape:
-        runs = ((inside, taken), (outside, length - taken)) * samples
-        return InputShape(
-            shape=like.shape, dtype=like.dtype, high=like.high, values=runs
-        )
 
-    kinds = InputShape(shape=text.shape, dtype="int64", high=2)
+def _media(module: torch.nn.Module, config: Any) -> list[_Medium]:
     told = _parameters(module.forward)
-    return {
-        **inputs,
-        "input_ids": marked(token, None, text),
-        **media,
-        **{name: marked(1, 0, kinds) for name in _KINDS if name in told},
-    }
+    return [
+        medium
+        for medium in (_PICTURES, _SOUND)
+        if medium.reads in told and getattr(config, medium.tower, None) is not None
+    ]
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 
 
-def _id(config: Any, key: str) -> int | None:
-    found = getattr(config, key, None)
-    return found if isinstance(found, int) else None
+def _id(config: Any, keys: Iterable[str]) -> int | None:
+    found = (getattr(config, key, None) for key in keys)
+    return next((value for value in found if isinstance(value, int)), None)
 
 
 def _repeated(shape: InputShape, times: int) -> InputShape:
-    """Return one picture's input for several, along dim 0."""
+    """Return the input of one medium for several, along dim 0."""
     rows, *rest = shape.shape
-    return InputShape(
-        shape=(rows * times, *rest),
-        dtype=shape.dtype,
-        high=shape.high,
-        values=None if shape.values is None else shape.values * times,
-    )
+    values = None if shape.values is None else shape.values * times
+    return replace(shape, shape=(rows * times, *rest), values=values)
 
 
-def _candidates(
+def _pictures(
     module: torch.nn.Module, config: Any, samples: int, pictures: int
-) -> Iterator[dict[str, InputShape]]:
-    """Shapes that a model may read one picture in, the likeliest first."""
+) -> Iterator[_Shapes]:
     tower = config.vision_config
     told = _parameters(getattr(module, "get_image_features", module.forward))
     channels = next(
@@ -161,37 +178,70 @@ def _integers(row: tuple[int, ...], count: int) -> InputShape:
     )
 
 
+def _sound(
+    module: torch.nn.Module, config: Any, samples: int, recordings: int
+) -> Iterator[_Shapes]:
+    tower, count = config.audio_config, samples * recordings
+    bins = getattr(tower, "num_mel_bins", None) or getattr(tower, "input_dim", 80)
+    frames = 2 * (getattr(tower, "max_source_positions", None) or 1500)
+    ones = InputShape(
+        shape=(count, frames), dtype="int64", high=2, values=((1, count * frames),)
+    )
+    told = _parameters(module.forward)
+    masks = ("feature_attention_mask", "input_features_mask")
+    mask = {name: ones for name in masks if name in told}
+    yield {"input_features": _floats(count, bins, frames), **mask}
+    yield {"input_features": _floats(count, frames, bins), **mask}
+
+
+_PICTURES = _Medium(
+    name="picture",
+    tower="vision_config",
+    reads="pixel_values",
+    features="get_image_features",
+    tokens=("image_token_id", "image_token_index", "media_placeholder_token_id"),
+    candidates=_pictures,
+)
+_SOUND = _Medium(
+    name="recording",
+    tower="audio_config",
+    reads="input_features",
+    features="get_audio_features",
+    tokens=("audio_token_id", "audio_token_index"),
+    candidates=_sound,
+)
+
+
 def _tokens_of_one(
-    module: torch.nn.Module, config: Any
-) -> tuple[dict[str, InputShape], int]:
-    """Return what a model reads of one picture, and how many tokens that becomes.
+    module: torch.nn.Module, config: Any, medium: _Medium
+) -> tuple[_Shapes, int]:
+    """Return what a model reads of one medium, and how many tokens that becomes.
 
     Raises:
-        CaptureError: If it reads pictures in none of the known shapes.
+        CaptureError: If it reads one in none of the known shapes.
     """
-    why = ""
-    if callable(getattr(module, "get_image_features", None)):
+    why = f"it has no {medium.features}"
+    if callable(getattr(module, medium.features, None)):
         mode = fake_mode(valued=True)
         copy: Any = fake_copy(module, mode, None)
-        for inputs in _candidates(module, config, 1, 1):
+        for inputs in medium.candidates(module, config, 1, 1):
             try:
-                return inputs, _count(copy, mode, inputs)
+                return inputs, _count(copy, mode, inputs, medium.features)
             except Exception as error:
                 text = " ".join(str(error).split())[:120]
                 why = f"{type(error).__name__}: {text}"
-    held = sum(
-        part.numel() for name, part in module.named_parameters() if "vis" in name
-    )
     raise CaptureError(
-        f"{type(module).__name__} has a vision tower ({held:,} parameters), and what "
-        f"it reads as a picture is not known ({why or 'no get_image_features'}); give example_inputs of its "
-        f"processor by a function module:factory, or train on text alone: "
-        f"images_per_sample=0"
+        f"{type(module).__name__} reads a {medium.name} as {medium.reads}, of a shape "
+        f"that is not known here ({why}), and without one its {medium.tower} computes "
+        f"nothing; give example_inputs of its processor by a function module:factory, "
+        f"or train on text alone: images_per_sample=0"
     )
 
 
-def _count(module: Any, mode: Any, inputs: Mapping[str, InputShape]) -> int:
-    """Run the vision tower on fake tensors and count the tokens that come out."""
+def _count(
+    module: Any, mode: Any, inputs: Mapping[str, InputShape], features: str
+) -> int:
+    """Run a tower on fake tensors and count the tokens that come out."""
     dtype = next((p.dtype for p in module.parameters()), torch.float32)
     tracer = Tracer(module, op_budget=_MOST_OPS, hooks=False, shapes=ShapeCache(mode))
 
@@ -210,7 +260,7 @@ def _count(module: Any, mode: Any, inputs: Mapping[str, InputShape]) -> int:
         warnings.simplefilter("ignore")
         arguments = {name: made(shape) for name, shape in inputs.items()}
         with tracer:
-            found = module.get_image_features(**arguments)
+            found = getattr(module, features)(**arguments)
         found = getattr(found, "pooler_output", found)
     parts = found if isinstance(found, list | tuple) else [found]
     return sum(part.numel() // part.shape[-1] for part in parts)

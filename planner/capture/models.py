@@ -12,7 +12,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,8 @@ class LoadedModel:
         seq_len: Tokens per sample; None without a sequence.
         config: Of transformers; None for own code.
         made: Makes a module of such a config.
-        pictures: For each sample, if the model reads any beside its text.
+        images: Pictures, or recordings, of each sample, if the model reads any beside
+            its text.
     """
 
     name: str
@@ -112,7 +113,7 @@ class LoadedModel:
     seq_len: int | None = None
     config: Any = None
     made: Callable[[Any], torch.nn.Module] | None = None
-    pictures: int = 0
+    images: int = 0
 
 
 def model_names() -> tuple[str, ...]:
@@ -126,6 +127,7 @@ def load_model(
     seq_len: int | None = None,
     batch: int = 1,
     allow_remote_code: bool = False,
+    images_per_sample: int = 1,
 ) -> LoadedModel:
     """Return a model by name.
 
@@ -135,6 +137,8 @@ def load_model(
         seq_len: Tokens per sample; from the config by default, at most 8,192.
         batch: Samples.
         allow_remote_code: Whether code that comes with a ``hf:`` folder may run.
+        images_per_sample: Pictures, or recordings, of each sample of a model of
+            transformers that reads any; 0 for text alone.
 
     Raises:
         UnknownNameError: If no built-in model has that name.
@@ -144,8 +148,13 @@ def load_model(
         raise CaptureError(
             f"batch={batch} and seq_len={seq_len} must be at least 1; use larger ones"
         )
+    if images_per_sample < 0:
+        raise CaptureError(
+            f"images_per_sample={images_per_sample} is negative; use 0 for text alone"
+        )
     if ref.startswith("hf:"):
-        return _from_path(ref, seq_len, batch, allow_remote_code)
+        found = _from_path(ref, seq_len, batch, allow_remote_code)
+        return replace(found, images=found.images * images_per_sample)
     if ":" in ref:
         return _from_code(ref)
     if ref not in architectures():
@@ -165,6 +174,7 @@ def load_config(
     name: str | None = None,
     seq_len: int | None = None,
     batch: int = 1,
+    images_per_sample: int = 1,
 ) -> LoadedModel:
     """Return a model from the fields of a transformers config; runs no code of its own.
 
@@ -174,6 +184,7 @@ def load_config(
         name: For people; the model type by default.
         seq_len: As for :func:`load_model`.
         batch: Samples.
+        images_per_sample: As for :func:`load_model`.
 
     Raises:
         CaptureError: If transformers knows no such config, or a field is wrong.
@@ -198,7 +209,8 @@ def load_config(
             f"correct its fields"
         ) from error
     made = _model_class(library, config, data, allow_remote_code=False)
-    return _loaded(name or kind, None, config, made, seq_len=seq_len, batch=batch)
+    found = _loaded(name or kind, None, config, made, seq_len=seq_len, batch=batch)
+    return replace(found, images=found.images * images_per_sample)
 
 
 def _transformers() -> Any:
@@ -361,7 +373,7 @@ def _loaded(
         seq_len=length,
         config=config,
         made=made,
-        pictures=1 if "input_ids" in inputs else 0,
+        images=1 if "input_ids" in inputs else 0,
     )
 
 

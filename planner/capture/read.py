@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from planner.adapters import add_adapter_styles
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import ExampleInputs, read_inputs
-from planner.capture.media import has_vision, with_pictures
+from planner.capture.media import has_media, with_media
 from planner.capture.models import LoadedModel
 from planner.capture.private_apis import has_fakes, names_of_modules
 from planner.capture.repeat import expand
@@ -137,10 +137,10 @@ def capture(
     if (
         example_inputs is None
         and loaded is not None
-        and loaded.pictures
-        and has_vision(module, loaded.config)
+        and loaded.images
+        and has_media(module, loaded.config)
     ):
-        example = with_pictures(module, loaded.config, example, loaded.pictures)
+        example = with_media(module, loaded.config, example, loaded.images)
     inputs = read_inputs(module, example, high=facts.vocab_size)
     source = Source(
         module=module,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CalibrationName",
     "ClusterName",
+    "ImagesPerSample",
     "ModelName",
     "OptionalDtype",
     "OptionalFile",
@@ -66,6 +67,14 @@ CalibrationName = Annotated[
         metavar="FILE|shipped|none",
         help="Fitted constants of GPUs: a file that meshwright calibrate wrote, the "
         "shipped ones, or none. CPUs and probed devices have their own.",
+    ),
+]
+ImagesPerSample = Annotated[
+    int,
+    tyro.conf.arg(
+        metavar="INT",
+        help="Pictures, or recordings, of each sample of a model that reads any beside "
+        "its text; 0 for text alone.",
     ),
 ]
 SeqLen = Annotated[
@@ -188,29 +197,40 @@ class TrainingOptions:
 
 
 def name_model(
-    model: str, *, seq_len: int | None, dtype: str, allow_remote_code: bool
+    model: str,
+    *,
+    seq_len: int | None,
+    dtype: str,
+    allow_remote_code: bool,
+    images_per_sample: int = 1,
 ) -> str | ModelGraph:
-    """Return a model's name, or its graph where code was allowed to run.
+    """Return a model's name, or its graph where more is asked than a name says.
 
     Args:
         model: Name as on the command line.
         seq_len: Tokens per sample.
         dtype: Data type of matrix products.
         allow_remote_code: Allow code that comes with a ``hf:`` folder to run.
+        images_per_sample: Pictures, or recordings, of each sample.
     Raises:
         CaptureError: If code is allowed that no model could bring, or the model cannot
             be read.
     """
-    if not allow_remote_code:
+    if not allow_remote_code and images_per_sample == 1:
         return model
-    if not model.startswith("hf:"):
+    if allow_remote_code and not model.startswith("hf:"):
         raise CaptureError(
             f"--allow-remote-code with model {model!r}; only a hf:PATH brings code of "
             f"its own, leave the flag out"
         )
     from planner.capture import capture, load_model
 
-    loaded = load_model(model, seq_len=seq_len, allow_remote_code=True)
+    loaded = load_model(
+        model,
+        seq_len=seq_len,
+        allow_remote_code=allow_remote_code,
+        images_per_sample=images_per_sample,
+    )
     return capture(loaded, dtype="bfloat16" if dtype == "float8" else dtype)
 
 

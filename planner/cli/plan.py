@@ -11,6 +11,7 @@ import tyro
 from planner.cli.options import (
     CalibrationName,
     ClusterName,
+    ImagesPerSample,
     ModelName,
     OptionalFloat,
     OptionalInt,
@@ -66,6 +67,7 @@ class PlanCommand:
     global_batch: int
     """Samples per optimizer step, over all devices."""
     seq_len: SeqLen = None
+    images_per_sample: ImagesPerSample = 1
     out: OutFile = None
     """File for the plan."""
     pin: Pins = ()
@@ -121,6 +123,7 @@ class PlanCommand:
                 seq_len=self.seq_len,
                 dtype=arguments["precision"].activation_dtype,
                 allow_remote_code=self.allow_remote_code,
+                images_per_sample=self.images_per_sample,
             )
             if self.compare:
                 made, contenders = self._compare(model, arguments)

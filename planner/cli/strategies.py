@@ -10,6 +10,7 @@ import tyro
 from planner.cli.options import (
     CalibrationName,
     ClusterName,
+    ImagesPerSample,
     ModelName,
     OptionalFloat,
     OptionalInt,
@@ -55,6 +56,7 @@ class PredictCommand:
     global_batch: OptionalInt = None
     """Samples per step; must agree with the strategy, which has it by default."""
     seq_len: SeqLen = None
+    images_per_sample: ImagesPerSample = 1
     target: Annotated[str, tyro.conf.arg(metavar="TARGET")] = "meshwright"
     """Launcher that runs it, as whose framework it is priced; see export --list."""
     memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9
@@ -84,6 +86,7 @@ class PredictCommand:
                     seq_len=self.seq_len,
                     dtype=strategy.precision.compute,
                     allow_remote_code=self.allow_remote_code,
+                    images_per_sample=self.images_per_sample,
                 ),
                 self.cluster,
                 strategy,
