@@ -142,6 +142,10 @@ class Certifier:
         if not self._has_twin():
             reason = "no small model of it can be built"
             return Certificate(verdict="unknown", reason=reason)
+        inputs = plan.workload.inputs
+        if not _is_own_module(self._model) and any(i.values for i in inputs):
+            reason = "a small model of it would read pictures of another size"
+            return Certificate(verdict="unknown", reason=reason)
         batch_norms = plan.model.batch_norm_values is not None
         if batch_norms and plan.strategy.semantics == "approximate":
             reason = "batch norms take the statistics of each microbatch, by consent"

@@ -95,8 +95,8 @@ def synthetic_batch(
 def _with_values(drawn: torch.Tensor, spec: InputSpec, samples: int) -> torch.Tensor:
     """Put the known values of every sample in their places, and nowhere else."""
     flat, place = drawn.view(samples, -1), 0
-    for value in {value for value, _ in spec.values if value is not None}:
-        flat[flat == value] = 0
+    for known in {value for value, _ in spec.values if value is not None}:
+        flat[flat == known] = 0
     for value, times in spec.values:
         if value is not None:
             flat[:, place : place + times] = value

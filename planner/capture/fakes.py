@@ -86,7 +86,7 @@ def quiet_state() -> Iterator[None]:
         torch.set_grad_enabled(gradients)
 
 
-class _OnMeta(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _OnMeta(TorchFunctionMode):
     """Device context of meta in which small tensors of integers keep their values."""
 
     def __torch_function__(

@@ -79,7 +79,7 @@ def with_media(
     text: InputShape = inputs["input_ids"]
     samples, length = text.shape
     found = dict(inputs)
-    marks: list[tuple[int, int]] = []
+    marks: list[tuple[int | None, int]] = []
     for medium in _media(module, config):
         token = _id(config, medium.tokens)
         if token is None:
@@ -87,17 +87,23 @@ def with_media(
             continue
         one, tokens = _tokens_of_one(module, config, medium)
         found |= {key: _repeated(item, samples * count) for key, item in one.items()}
-        marks.append((token, count * tokens))
+        # A token of text ends each: several in a row are told apart by it.
+        marks += [(token, tokens), (None, 1)] * count
     taken = sum(tokens for _, tokens in marks)
-    if taken >= length:
+    if taken > length:
         raise CaptureError(
-            f"seq_len={length} has no room for text beside the {taken} tokens of "
+            f"seq_len={length} has no room for text beside {taken} tokens of "
             f"images_per_sample={count}; use seq_len={2 * taken} or more, or fewer"
         )
     if marks:
         rest = length - taken
-        found["input_ids"] = replace(text, values=(*marks, (None, rest)) * samples)
-        kinds = replace(text, high=2, values=((1, taken), (0, rest)) * samples)
+        marks.append((None, rest))
+        found["input_ids"] = replace(text, values=tuple(marks) * samples)
+        kinds = replace(
+            text,
+            high=2,
+            values=tuple((int(token is not None), n) for token, n in marks) * samples,
+        )
         told = _parameters(module.forward)
         found |= {name: kinds for name in _KINDS if name in told}
     return found
@@ -182,8 +188,8 @@ def _sound(
     module: torch.nn.Module, config: Any, samples: int, recordings: int
 ) -> Iterator[_Shapes]:
     tower, count = config.audio_config, samples * recordings
-    bins = getattr(tower, "num_mel_bins", None) or getattr(tower, "input_dim", 80)
-    frames = 2 * (getattr(tower, "max_source_positions", None) or 1500)
+    bins = int(getattr(tower, "num_mel_bins", None) or getattr(tower, "input_dim", 80))
+    frames = 2 * int(getattr(tower, "max_source_positions", None) or 1500)
     ones = InputShape(
         shape=(count, frames), dtype="int64", high=2, values=((1, count * frames),)
     )

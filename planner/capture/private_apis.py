@@ -177,7 +177,7 @@ def fake_mode(*, valued: bool = False) -> Any:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    class Valued(FakeTensorMode):
+    class Valued(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Fake mode in which integers stay known, beyond single ones."""
 
         def may_turn_const(self, t: torch.Tensor) -> bool:

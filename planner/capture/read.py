@@ -48,7 +48,7 @@ _AttentionKind = Literal["causal", "full"]
 #: Most sizes in a row of an input that holds sizes.
 _MOST_SIZES = 4
 #: Most runs of equal integers that a plan keeps of an input.
-_MOST_RUNS = 64
+_MOST_RUNS = 256
 #: Fact to the names that transformers configs give it, best first.
 _NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
