@@ -38,7 +38,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from executors.data import Samples
+    from executors.data import Samples, Volumes
     from executors.deferred.materialize import build_model
     from executors.federation import FederationResult, run_federation
     from executors.launching.launcher import launch
@@ -55,6 +55,7 @@ _HOMES = {
     "RunResult": "executors.runner",
     "Samples": "executors.data",
     "StepReport": "executors.loop",
+    "Volumes": "executors.data",
     "build_model": "executors.deferred.materialize",
     "launch": "executors.launching.launcher",
     "learning_rate": "executors.learning_rates",
@@ -71,6 +72,7 @@ __all__ = [
     "RunResult",
     "Samples",
     "StepReport",
+    "Volumes",
     "build_model",
     "launch",
     "learning_rate",

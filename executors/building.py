@@ -26,6 +26,7 @@ from executors.strategies.context import (
     slice_sequence,
     whole_sequences,
 )
+from executors.strategies.halo import local_region
 from planner.errors import ExecutionError
 from planner.kv_cache import disable_kv_cache
 from planner.schema import Plan, Recompute
@@ -37,9 +38,12 @@ __all__ = [
     "further_inputs",
     "lower_stages",
     "own_positions",
+    "own_region",
+    "own_regions",
     "own_tokens",
     "require_whole_batch",
     "seed_dropout",
+    "spatial_inputs",
 ]
 
 
@@ -51,10 +55,65 @@ def own_positions(plan: Plan, index: int) -> torch.Tensor | None:
         index: Place of the rank along cp.
     """
     strategy = plan.strategy
-    if strategy.mesh.cp == 1:
+    if strategy.mesh.cp == 1 or strategy.spatial:
         return None
     length = plan.workload.seq_len or 0
     return local_positions(length, index, strategy.mesh.cp, strategy.context_algorithm)
+
+
+def spatial_inputs(plan: Plan) -> frozenset[str]:
+    """Names of the inputs of which ranks along cp have shards."""
+    if not plan.strategy.spatial:
+        return frozenset()
+    sizes = plan.model.spatial_sizes
+    return frozenset(
+        spec.name
+        for spec in plan.workload.inputs
+        if tuple(spec.shape[1:]) == sizes and "float" in spec.dtype
+    )
+
+
+def own_regions(plan: Plan, index: int) -> dict[str, tuple[slice, ...]]:
+    """Shards that one rank along cp has, by input; empty if it has whole samples.
+
+    Args:
+        plan: What to do.
+        index: Place of the rank along cp.
+    """
+    if not plan.strategy.spatial:
+        return {}
+    region = local_region(plan.model.spatial_sizes, index, plan.strategy.spatial)
+    return dict.fromkeys(sorted(spatial_inputs(plan)), region)
+
+
+def own_region(
+    plan: Plan, index: int, inputs: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Cut the shards of one rank along cp out of samples.
+
+    Args:
+        plan: What to do.
+        index: Place of the rank along cp.
+        inputs: Keyword of forward to tensor, of whole samples or of these shards.
+
+    Raises:
+        ExecutionError: If an input is neither.
+    """
+    sizes, factors = plan.model.spatial_sizes, plan.strategy.spatial
+    region = local_region(sizes, index, factors)
+    shard = tuple(part.stop - part.start for part in region)
+    cut = dict(inputs)
+    for name in spatial_inputs(plan) & inputs.keys():
+        found = tuple(inputs[name].shape[2:])
+        if found not in (sizes, shard):
+            raise ExecutionError(
+                f"{name!r} has samples of {found} values, the plan is for {sizes} with "
+                f"spatial={factors}; give whole samples, or shards of {shard}"
+            )
+        if found != shard:
+            part = inputs[name][(slice(None), slice(None), *region)]
+            cut[name] = part.contiguous()
+    return cut
 
 
 def own_tokens(
@@ -84,7 +143,8 @@ def require_whole_batch(plan: Plan) -> None:
     )
     if violation is not None:
         raise ExecutionError(violation)
-    if strategy.mesh.cp > 1 and plan.workload.loss == "model":
+    divided = strategy.mesh.cp > 1 and not strategy.spatial
+    if divided and plan.workload.loss == "model":
         raise ExecutionError(
             f"cp={strategy.mesh.cp} with the model's own loss, which each rank would "
             f"compute of its part of a sequence, without the label of the next token; "
@@ -219,6 +279,7 @@ def _whole_part(
         causal=plan.model.attention != "full",
         recording=recording,
         elsewhere=elsewhere,
+        spatial_inputs=spatial_inputs(plan),
     )
 
 
@@ -278,6 +339,9 @@ def seed_dropout(plan: Plan, place: ProcessMesh) -> None:
     """Seed dropout: masks differ between data ranks and stages, not tp ranks."""
     sequence = plan.strategy.sharding.sequence_parallel
     tp = place.index("tp") if sequence else 0
-    data = place.data_index * place.size("cp") + place.index("cp")
+    data = place.data_index
+    if not plan.strategy.spatial:
+        # Ranks with shards of one sample compute its dense layers alike.
+        data = data * place.size("cp") + place.index("cp")
     offset = (data * place.size("pp") + place.index("pp")) * 1009 + tp
     torch.manual_seed(torch.initial_seed() + offset)

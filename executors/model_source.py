@@ -180,6 +180,7 @@ def _require_runnable(
         whole_stream=plan.model.whole_stream,
         mixing=plan.model.mixing,
         batch_norm_values=plan.model.batch_norm_values,
+        spatial_sizes=plan.model.spatial_sizes,
     )
     if violations:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")

@@ -46,7 +46,7 @@ def require_own_loss(plan: Plan, document_separator: int | None) -> None:
             "the plan's loss is the model's own, which forward returns in place of "
             "scores; plan with loss='cross_entropy' and example_inputs without labels"
         )
-    elif strategy.mesh.cp > 1:
+    elif strategy.mesh.cp > 1 and not strategy.spatial:
         why = (
             f"cp={strategy.mesh.cp} divides each sample, of which the loss would see a "
             f"part; plan with cp=1"

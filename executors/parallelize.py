@@ -29,6 +29,7 @@ from executors.strategies.context import apply_context_parallel
 from executors.strategies.data_parallel import make_data_parallel
 from executors.strategies.experts import shard_experts
 from executors.strategies.narrow import narrow_layers
+from executors.strategies.shards import apply_halo
 from executors.strategies.tensor_parallel import apply_tensor_parallel, styles_of_model
 from planner.schema import Recompute, Strategy
 
@@ -93,6 +94,7 @@ def parallelize(
     input_sharded: bool = False,
     output_sharded: bool = False,
     elsewhere: Collection[str] = (),
+    spatial_inputs: Collection[str] = (),
 ) -> ParallelPart:
     """Make a model, or one stage of it, parallel along every axis but pp, in place.
 
@@ -107,6 +109,7 @@ def parallelize(
         input_sharded: Whether a stage receives a tp shard of the residual stream.
         output_sharded: Whether it sends one.
         elsewhere: FQNs of modules whose trained parameters have no values here.
+        spatial_inputs: Inputs of forward of which cp ranks have shards.
 
     Raises:
         StrategyError: If tp or ep cannot split a module as the sharding says.
@@ -133,9 +136,14 @@ def parallelize(
     values.to_meta()
     if strategy.semantics == "exact":
         synchronise_batch_norms(model, place)
+    elif strategy.spatial:
+        synchronise_batch_norms(model, place, ("cp",))
 
-    # 3. Attention over sequences that ranks share.
-    _split_sequences(model, strategy, place, units, causal)
+    # 3. Attention over sequences that ranks share, convolutions over samples.
+    if strategy.spatial:
+        _split_samples(model, strategy, place, units, spatial_inputs)
+    else:
+        _split_sequences(model, strategy, place, units, causal)
 
     # 4. The loss in chunks, whose logits are computed again by themselves. Compilation
     # and recomputation, inside of the all-gathers that data parallelism adds.
@@ -227,6 +235,19 @@ def _split_sequences(
         apply_context_parallel(
             model, units or ("",), context, algorithm=algorithm, causal=causal
         )
+
+
+def _split_samples(
+    model: nn.Module,
+    strategy: Strategy,
+    place: ProcessMesh,
+    units: Sequence[str],
+    inputs: Collection[str],
+) -> None:
+    """Apply cp to images or volumes."""
+    context = place.group("cp")
+    if context is not None:
+        apply_halo(model, units, context, factors=strategy.spatial, inputs=inputs)
 
 
 def _compile_and_recompute(

@@ -18,6 +18,8 @@ from executors.building import (
     build_parts,
     further_inputs,
     own_positions,
+    own_region,
+    own_regions,
     own_tokens,
     require_whole_batch,
     seed_dropout,
@@ -186,8 +188,10 @@ class Trainer:
     def _loss_function(self) -> LossFunction:
         plan, place = self.plan, self.place
         mesh = plan.strategy.mesh
-        # Gradients are averaged over the ranks of one copy if copies are apart.
-        ways = mesh.data_parallel * mesh.cp // self._copies
+        # Gradients are averaged over the ranks of one copy if copies are apart. Ranks
+        # with shards of a sample all have its loss.
+        shares = 1 if plan.strategy.spatial else mesh.cp
+        ways = mesh.data_parallel * shares // self._copies
         halved = plan.strategy.precision.compute == "float16"
         scaler = LossScaler() if halved else None
         if self._own_loss is not None:
@@ -287,6 +291,7 @@ class Trainer:
             whole=whole,
             index=index,
             count=count,
+            regions=own_regions(self.plan, self.place.index("cp")),
         )
 
     @property
@@ -378,7 +383,7 @@ class Trainer:
                     if isinstance(inner, FSDPModule):
                         inner.reshard()
         share = torch.zeros((), device=self.place.device) if loss is None else loss
-        total = share / (self.loss.data_parallel * self.place.size("tp"))
+        total = share / (self.loss.data_parallel * self._alike)
         if self.place.membership is None:
             dist.all_reduce(total)
             return float(total) / self._copies
@@ -497,6 +502,8 @@ class Trainer:
             # A copy trains on the mean over its own samples.
             batch = slice_batch(batch, copy, self._copies, torch.device("cpu"))
         self.loss.prepare(batch, strategy.num_microbatches)
+        if strategy.spatial:
+            batch = self.own_tokens(batch)
         return slice_batch(batch, index, ways, place.device)
 
     def checked(self, batch: Batch) -> Batch:
@@ -529,8 +536,10 @@ class Trainer:
         tally = self.loss.tally(values, count * self.loss.data_parallel // ways)
         axes = ("shard",) if place.apart else ("shard", "replicate")
         groups = [group for axis in axes if (group := place.group(axis)) is not None]
+        # Ranks of one coordinate have shards of their own of some inputs.
+        alike = {n: v for n, v in values.items() if n not in part.regions}
         rows = agree_on_parts(
-            BatchPart(values=values, shared=batch.shared),
+            BatchPart(values=alike, shared=batch.shared),
             (tally.count, -tally.fewest, tally.most),
             part,
             [None] if together else groups,
@@ -543,6 +552,8 @@ class Trainer:
             for row in rows[first : first + ways]
         ]
         self.loss.take(Tally.total(mine), count)
+        if part.regions:
+            values = self.own_tokens(values)
         return {
             name: value.to(place.device, non_blocking=value.is_pinned())
             for name, value in values.items()
@@ -586,8 +597,16 @@ class Trainer:
         self.replicas.after_backward(self.done)
 
     def own_tokens(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Cut out the part of every sequence that this rank has under cp."""
+        """Cut out the part of every sequence or sample that this rank has under cp."""
+        if self.plan.strategy.spatial:
+            return own_region(self.plan, self.place.index("cp"), inputs)
         return own_tokens(self.plan, self.positions, inputs)
+
+    @property
+    def _alike(self) -> int:
+        """Ranks that compute the same loss: those of tp, and of shards of a sample."""
+        shards = self.place.size("cp") if self.plan.strategy.spatial else 1
+        return self.place.size("tp") * shards
 
     def _mean_loss(self, loss: torch.Tensor | None) -> torch.Tensor:
         """Mean over the samples of all replicas, or of this one while they are apart.
@@ -596,8 +615,8 @@ class Trainer:
         """
         place = self.place
         share = torch.zeros((), device=place.device) if loss is None else loss
-        # Every tp rank has the same loss; each data-parallel rank scaled its own up.
-        self.loss_share = share / (self.loss.data_parallel * place.size("tp"))
+        # Some ranks have the same loss; each data-parallel rank scaled its own up.
+        self.loss_share = share / (self.loss.data_parallel * self._alike)
         if isinstance(self.replicas, DrainedReplicas):
             # Ranks that wait for a loss would wait for all stages.
             self._untold.append(self.loss_share)

@@ -57,6 +57,7 @@ def model_reference(graph: ModelGraph) -> ModelReference:
         whole_stream=whole_stream,
         mixing=graph.mixing,
         batch_norm_values=graph.batch_norm_values,
+        spatial_sizes=graph.spatial_sizes,
     )
 
 
@@ -323,6 +324,7 @@ def make_plan(
             whole_stream=reference.whole_stream,
             mixing=reference.mixing,
             batch_norm_values=reference.batch_norm_values,
+            spatial_sizes=reference.spatial_sizes,
         ),
         timing_s=dict(timing_s),
     )

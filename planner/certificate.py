@@ -261,6 +261,7 @@ def _key(plan: Plan) -> str:
         "recompute": sorted({stage.recompute for stage in strategy.stages}),
         "sharding": strategy.sharding.to_data(),
         "context_algorithm": strategy.context_algorithm,
+        "spatial": bool(strategy.spatial),
         "overlap": strategy.overlap.to_data(),
         "inputs": [(spec.name, spec.dtype) for spec in plan.workload.inputs],
         "loss": plan.workload.loss,

@@ -90,7 +90,8 @@ def _nearest_violation(request: Request) -> str:
     target = (
         f" for target {request.target!r}" if request.launcher_limits is not None else ""
     )
-    whole = request.context.graph.whole_sequence
+    graph = request.context.graph
+    whole = graph.whole_sample if graph.seq_len is None else graph.whole_sequence
     why = f"; of cp: {whole}" if whole and request.pins.get("cp", 1) > 1 else ""
     return (
         f"no legal strategy for global_batch={facts.global_batch} on "

@@ -55,6 +55,7 @@ def test_the_entrance() -> None:
         "RunResult",
         "Samples",
         "StepReport",
+        "Volumes",
         "build_model",
         "launch",
         "learning_rate",

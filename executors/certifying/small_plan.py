@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -29,9 +30,17 @@ SMALL_LENGTH = 16
 #: Most ranks of a twin: copies, which no split depends on, are left out first.
 _MOST_RANKS = 8
 _LEARNING_RATE = 1e-2
+#: Most values of a sample that a twin is trained on.
+_MOST_VALUES = 2**21
 
 
-def small_plan(plan: Plan, model: nn.Module, *, high: int | None = None) -> Plan:
+def small_plan(
+    plan: Plan,
+    model: nn.Module,
+    *,
+    high: int | None = None,
+    side: int | None = None,
+) -> Plan:
     """Return a plan for a small model that splits it as a plan splits the large one.
 
     Axes have degree 2 or 1, pipelines two virtual stages a rank at most; optimizer and
@@ -41,10 +50,13 @@ def small_plan(plan: Plan, model: nn.Module, *, high: int | None = None) -> Plan
         plan: For the large model.
         model: The small one; its modules have the names of the large one's.
         high: Bound of synthetic integers; None to keep the plan's.
+        side: Values along each spatial dimension of a sample; None to keep the plan's.
 
     Raises:
-        ExecutionError: If the model lacks a kind of module that the plan splits.
+        ExecutionError: If the model lacks a kind of module that the plan splits, or
+            samples are too large to train on.
     """
+    plan = _small_samples(plan, side)
     strategy = plan.strategy
     mesh = _small_mesh(strategy.mesh)
     virtual = min(strategy.virtual_stages, 2) if mesh.pp > 1 else 1
@@ -80,6 +92,7 @@ def small_plan(plan: Plan, model: nn.Module, *, high: int | None = None) -> Plan
             "communication": strategy.communication
             if mesh.pp > 1 and mesh.tp > 1
             else Communication(),
+            "spatial": (mesh.cp,) if strategy.spatial else (),
             "grad_clip_norm": None,
             "compile": False,
             "device_ranges": (),
@@ -93,6 +106,34 @@ def small_plan(plan: Plan, model: nn.Module, *, high: int | None = None) -> Plan
             ),
         }
     )
+
+
+def _small_samples(plan: Plan, side: int | None) -> Plan:
+    """Return the plan for samples of another size.
+
+    Raises:
+        ExecutionError: If samples stay too large.
+    """
+    sizes = plan.model.spatial_sizes
+    made = (side,) * len(sizes) if side is not None else sizes
+
+    def shape(found: tuple[int, ...]) -> tuple[int, ...]:
+        at = len(found) - len(sizes)
+        same = sizes and at >= 0 and found[at:] == sizes
+        return (*found[:at], *made) if same else found
+
+    inputs = tuple(
+        spec.model_copy(update={"shape": shape(spec.shape)})
+        for spec in plan.workload.inputs
+    )
+    largest = max((math.prod(spec.shape) for spec in inputs), default=0)
+    if largest > _MOST_VALUES:
+        raise ExecutionError(
+            f"samples of {largest:,} values are too large to train a small model on"
+        )
+    model = plan.model.model_copy(update={"spatial_sizes": made})
+    workload = plan.workload.model_copy(update={"inputs": inputs})
+    return plan.model_copy(update={"model": model, "workload": workload})
 
 
 def _small_mesh(mesh: Mesh) -> Mesh:

@@ -33,6 +33,7 @@ from executors.data.sources import (
     require_data,
 )
 from executors.data.tokens import TokenFile, open_tokens
+from executors.data.volumes import Volumes
 
 __all__ = [
     "Batch",
@@ -43,6 +44,7 @@ __all__ = [
     "Samples",
     "TokenFile",
     "TrainingData",
+    "Volumes",
     "agree_on_parts",
     "evaluation_batches",
     "gather_batch",

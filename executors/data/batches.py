@@ -281,7 +281,11 @@ def require_lengths(batch: Batch, plan: Plan) -> None:
     labels = batch.get("labels")
     if labels is not None and labels.ndim > 1 and length is not None:
         planned.setdefault("labels", (length, *labels.shape[2:]))
+    sizes = plan.model.spatial_sizes if plan.strategy.spatial else None
     for name, shape in planned.items():
+        if shape[1:] == sizes:
+            # Ranks may be given their shards.
+            continue
         found = tuple(batch[name].shape[1:]) if name in batch else shape
         if found != shape:
             raise ExecutionError(

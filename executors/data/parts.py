@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,8 @@ class Part:
         whole: Samples of the global batch.
         index: Data-parallel coordinate of the process, in a plan.
         count: Number of coordinates.
+        regions: Inputs of which the process has a shard of every sample, and where it
+            lies along each spatial dimension.
     """
 
     start: int
@@ -46,6 +48,7 @@ class Part:
     whole: int
     index: int = 0
     count: int = 1
+    regions: Mapping[str, tuple[slice, ...]] = field(default_factory=dict)
 
     @property
     def samples(self) -> slice:
@@ -145,7 +148,17 @@ def gather_batch(batch: BatchPart, part: Part) -> dict[str, torch.Tensor]:
     Args:
         batch: Of this rank.
         part: Its samples.
+
+    Raises:
+        ExecutionError: If it has shards of them.
     """
+    if part.regions:
+        name = next(iter(part.regions))
+        raise ExecutionError(
+            f"each rank has a shard of {name!r}, and the whole is wanted, to check the "
+            f"first step against one process; leave check_first_step out, or give "
+            f"global batches"
+        )
     everyone: list[tuple[int, Batch]] = [(0, {})] * dist.get_world_size()
     dist.all_gather_object(everyone, (part.index, dict(batch.values)))
     by_index = dict(sorted(everyone, key=lambda one: one[0]))

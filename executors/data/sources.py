@@ -52,6 +52,7 @@ from executors.data.samples import (
     saved_dataset,
 )
 from executors.data.tokens import TokenFile, open_tokens
+from executors.data.volumes import Volumes
 from planner.errors import ExecutionError
 from planner.schema import Workload
 
@@ -126,6 +127,8 @@ def _of_samples(
             f"workers={samples.workers}; give a number of processes, 0 for none"
         )
     dataset = as_tensors(samples.dataset)
+    if isinstance(dataset, Volumes) and part.regions:
+        dataset = dataset.of_region(part.regions)
     if hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset):
         return _IndexedSource(dataset, samples, part, seed, pin_memory)
     if not hasattr(dataset, "__iter__"):

@@ -244,6 +244,7 @@ def _check_model(plan: Plan, model: nn.Module, force: bool) -> None:
         whole_stream=plan.model.whole_stream,
         mixing=plan.model.mixing,
         batch_norm_values=plan.model.batch_norm_values,
+        spatial_sizes=plan.model.spatial_sizes,
     )
     if violations:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")
@@ -344,7 +345,9 @@ def _local_inputs(plan: Plan, trainer: Trainer) -> dict[str, torch.Tensor]:
     # Nothing is computed, so that any number of terms will do for the mean.
     trainer.loss.count = float(workload.global_batch)
     samples = workload.global_batch // plan.strategy.mesh.data_parallel
-    return synthetic_batch(workload, 0, samples=samples)
+    made = synthetic_batch(workload, 0, samples=samples)
+    # What comes onto the device of a rank that has shards of samples.
+    return trainer.own_tokens(made) if plan.strategy.spatial else made
 
 
 def _make_states(trainer: Trainer) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,13 +24,20 @@ from planner.errors import ExecutionError
 __all__ = ["calibrate_batch_norms", "synchronise_batch_norms"]
 
 
-def synchronise_batch_norms(model: nn.Module, place: ProcessMesh) -> None:
+def synchronise_batch_norms(
+    model: nn.Module, place: ProcessMesh, axes: Sequence[str] = ("shard", "replicate")
+) -> None:
     """Make the batch norms of a model part see the samples of all ranks, in place.
+
+    Args:
+        model: The part.
+        place: Where this process stands.
+        axes: Of the ranks that take statistics together.
 
     Raises:
         ExecutionError: If a batch norm is of a class that computes in its own way.
     """
-    groups = [place.group(axis) for axis in ("shard", "replicate")]
+    groups = [place.group(axis) for axis in axes]
     wide = tuple(group for group in groups if group is not None)
     if not wide:
         return
@@ -93,18 +100,28 @@ class _Forward:
     def __init__(self, groups: tuple[dist.ProcessGroup, ...]) -> None:
         self.groups = groups
 
-    def __call__(self, norm: _BatchNorm, value: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, norm: _BatchNorm, value: torch.Tensor, copies: int = 1
+    ) -> torch.Tensor:
+        """Return the normalised values.
+
+        Args:
+            norm: The batch norm.
+            value: Of this rank.
+            copies: Ranks that have the same values.
+        """
         norm._check_input_dim(value)  # type: ignore[no-untyped-call]
         if not (norm.training or norm.running_mean is None):
             return _BatchNorm.forward(norm, value)
         ranks = math.prod(group.size() for group in self.groups)
-        count = ranks * value.numel() // value.shape[1]
+        values = ranks * value.numel() // value.shape[1]
+        count = values // copies
         if count < 2:
             raise ValueError(
                 f"expected more than one value a channel in training, got {count}"
             )
         made: tuple[torch.Tensor, ...] = _Normalised.apply(  # type: ignore[no-untyped-call]
-            value, norm.weight, norm.bias, norm.eps, count, self.groups
+            value, norm.weight, norm.bias, norm.eps, values, self.groups
         )
         result, mean, variance = made
         if norm.training and norm.track_running_stats:
@@ -130,6 +147,18 @@ def _follow(
     norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share or 0.0)
 
 
+#: Fewest values that are worth a piece, and most pieces.
+_PIECE, _PIECES = 2**16, 16
+
+
+def _pieces(value: torch.Tensor) -> list[slice]:
+    """Channels in pieces of so many values that little more memory is needed."""
+    count = value.shape[1]
+    pieces = min(max(1, value.numel() // _PIECE), _PIECES, count)
+    each = -(-count // pieces)
+    return [slice(start, start + each) for start in range(0, count, each)]
+
+
 class _Normalised(torch.autograd.Function):
     """Values less their mean over their deviation, of the samples of all ranks."""
 
@@ -146,18 +175,28 @@ class _Normalised(torch.autograd.Function):
         """Return the normalised values, and mean and variance of each channel."""
         wide = torch.promote_types(value.dtype, torch.float32)
         along = [dim for dim in range(value.dim()) if dim != 1]
-        variance, mean = torch.var_mean(value.to(wide), along, correction=0)
+        pieces = _pieces(value)
+        moments = [
+            torch.var_mean(value[:, piece].to(wide), along, correction=0)
+            for piece in pieces
+        ]
+        variance, mean = (torch.cat(each) for each in zip(*moments, strict=True))
         for group in groups:
             mean, variance = _together(mean, variance, group)
         inverse = torch.rsqrt(variance + eps)
         shape = [1, -1] + [1] * (value.dim() - 2)
         scale = inverse if weight is None else inverse * weight.to(wide)
         shift = -mean * scale if bias is None else bias.to(wide) - mean * scale
-        result = torch.addcmul(shift.view(shape), value.to(wide), scale.view(shape))
+        shift, scale = shift.view(shape), scale.view(shape)
+        result = torch.empty_like(value)
+        for piece in pieces:
+            result[:, piece] = torch.addcmul(
+                shift[:, piece], value[:, piece].to(wide), scale[:, piece]
+            )
         ctx.save_for_backward(value, weight, mean, inverse)
         ctx.groups, ctx.along, ctx.shape, ctx.count = groups, along, shape, count
         ctx.mark_non_differentiable(mean, variance)
-        return result.to(value.dtype), mean, variance
+        return result, mean, variance
 
     @staticmethod
     def backward(
@@ -166,16 +205,30 @@ class _Normalised(torch.autograd.Function):
         """Return the gradients of values, weight and bias."""
         value, weight, mean, inverse = ctx.saved_tensors
         wide, shape = mean.dtype, ctx.shape
-        grad = grad.to(wide)
-        unit = (value.to(wide) - mean.view(shape)) * inverse.view(shape)
-        sums = torch.stack([grad.sum(ctx.along), (grad * unit).sum(ctx.along)])
+        middle, steep = mean.view(shape), inverse.view(shape)
+        pieces = _pieces(value)
+
+        def parts(piece: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            unit = (value[:, piece].to(wide) - middle[:, piece]) * steep[:, piece]
+            return grad[:, piece].to(wide), unit
+
+        every = (parts(piece) for piece in pieces)
+        rows = [
+            torch.stack([one.sum(ctx.along), (one * unit).sum(ctx.along)])
+            for one, unit in every
+        ]
+        sums = torch.cat(rows, 1)
         of_bias, of_weight = sums.clone()
         for group in ctx.groups:
             dist.all_reduce(sums, group=group)
         first, second = (sums / ctx.count).unbind()
         scale = inverse if weight is None else inverse * weight.to(wide)
-        of_value = grad - first.view(shape) - unit * second.view(shape)
-        of_value = (of_value * scale.view(shape)).to(value.dtype)
+        first, second, scale = (x.view(shape) for x in (first, second, scale))
+        of_value = torch.empty_like(value)
+        for piece in pieces:
+            one, unit = parts(piece)
+            part = one - first[:, piece] - unit * second[:, piece]
+            of_value[:, piece] = part * scale[:, piece]
         if weight is None:
             return of_value, None, None, None, None, None
         of_weight, of_bias = of_weight.to(weight.dtype), of_bias.to(weight.dtype)

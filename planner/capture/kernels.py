@@ -16,6 +16,7 @@ import torch
 
 from planner.capture.private_apis import flop_formulas
 from planner.graph.ops import KernelCost
+from planner.schema.halo import Window
 
 __all__ = ["FUSIBLE", "MEMORY", "KernelCost", "kernel_cost", "tensor_bytes"]
 
@@ -111,6 +112,68 @@ def _grouped_fallback_backward(op: _Op) -> KernelCost:
     return _matmul(source.shape[0], grad.shape[-1], source.shape[1], flops=flops)
 
 
+def _geometry(source: torch.Tensor, windows: tuple[Window, ...]) -> dict[str, Any]:
+    """Windows of an op with what they go over; nothing of an op without."""
+    if not windows or source.dim() != len(windows) + 2:
+        return {}
+    return {
+        "windows": windows,
+        "sizes": tuple(source.shape[2:]),
+        "channels": int(source.shape[0] * source.shape[1]),
+    }
+
+
+#: Stands for an op that makes several values, or one, of each value: it needs no halo.
+_ALONE = Window(kernel=1)
+
+
+def _conv_windows(op: _Op) -> tuple[Window, ...]:
+    """Windows of a convolution; of a transposed one if they do not overlap."""
+    weight, stride, padding, dilation = op.args[1], *op.args[3:6]
+    kernel = weight.shape[2:]
+    if bool(op.args[6]):
+        apart = list(stride) == list(kernel) and not any((*padding, *op.args[7]))
+        return (_ALONE,) * len(kernel) if apart and set(dilation) == {1} else ()
+    rows = zip(kernel, stride, padding, dilation, strict=True)
+    return tuple(
+        Window(kernel=int(k), stride=int(s), before=int(p), behind=int(p), dilation=d)
+        for k, s, p, d in rows
+    )
+
+
+def _each(given: Any, count: int) -> list[int]:
+    values = list(given)
+    return [int(value) for value in (values * count if len(values) == 1 else values)]
+
+
+def _pooling(op: _Op) -> KernelCost:
+    """Pooling: (input, kernel, stride, padding, then dilation or what is counted)."""
+    names = ("kernel_size", "stride", "padding")
+    given = dict(zip(names, op.args[1:], strict=False)) | op.kwargs
+    source, count = op.args[0], len(given["kernel_size"])
+    kernel = _each(given["kernel_size"], count)
+    stride = _each(given.get("stride") or kernel, count)
+    padding = _each(given.get("padding") or [0], count)
+    windows = tuple(
+        Window(kernel=k, stride=s, before=p, behind=p)
+        for k, s, p in zip(kernel, stride, padding, strict=True)
+    )
+    # Dilated poolings, those that round up, and those that leave padding out of a mean
+    # make other sizes or values than such windows.
+    rest = op.args[4:]
+    plain = all(each in (1, False, [1], [1] * count, None, True) for each in rest)
+    return KernelCost(**_geometry(source, windows)) if plain else MEMORY
+
+
+def _enlargement(op: _Op) -> KernelCost:
+    """Nearest neighbours: several values of each one."""
+    source, made = op.args[0], op.out
+    sizes = zip(made.shape[2:], source.shape[2:], strict=True)
+    if any(new % old for new, old in sizes):
+        return MEMORY
+    return KernelCost(**_geometry(source, (_ALONE,) * (source.dim() - 2)))
+
+
 def _convolution(op: _Op) -> KernelCost:
     """Convolution as a matrix product: m output positions, n channels, k taps."""
     source, weight, transposed = op.args[0], op.args[1], bool(op.args[6])
@@ -128,6 +191,7 @@ def _convolution(op: _Op) -> KernelCost:
         k=k,
         flops=2.0 * groups * m * n * k,
         selective=True,
+        **_geometry(source, _conv_windows(op)),
     )
 
 
@@ -222,6 +286,13 @@ _OWN: dict[str, Formula] = {
     "aten::_convolution": _convolution,
     "aten::convolution_overrideable": _convolution,
     "aten::convolution_backward": _convolution_backward,
+    "aten::avg_pool2d": _pooling,
+    "aten::avg_pool3d": _pooling,
+    "aten::max_pool2d_with_indices": _pooling,
+    "aten::max_pool3d_with_indices": _pooling,
+    "aten::upsample_nearest1d": _enlargement,
+    "aten::upsample_nearest2d": _enlargement,
+    "aten::upsample_nearest3d": _enlargement,
     "meshwright::attention": _attention,
     "meshwright::attention_backward": _attention_backward,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,

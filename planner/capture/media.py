@@ -188,7 +188,7 @@ def _sound(
     module: torch.nn.Module, config: Any, samples: int, recordings: int
 ) -> Iterator[_Shapes]:
     tower, count = config.audio_config, samples * recordings
-    bins: int = getattr(tower, "num_mel_bins", None) or getattr(tower, "input_dim", 80)
+    bins = getattr(tower, "num_mel_bins", getattr(tower, "input_dim", 80))
     frames = 2 * int(getattr(tower, "max_source_positions", None) or 1500)
     ones = InputShape(
         shape=(count, frames), dtype="int64", high=2, values=((1, count * frames),)

@@ -23,6 +23,7 @@ import yaml
 from planner.adapters import ADAPTER_CONFIG, Adapter, adapter_base
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import InputShape
+from planner.capture.volumes import volume_inputs, volume_models
 from planner.errors import CaptureError, MeshwrightError, UnknownNameError
 from planner.reading import parse_json, read_text
 
@@ -118,7 +119,7 @@ class LoadedModel:
 
 def model_names() -> tuple[str, ...]:
     """Names of the built-in models, sorted."""
-    return tuple(sorted(architectures()))
+    return tuple(sorted((*architectures(), *volume_models())))
 
 
 def load_model(
@@ -157,8 +158,15 @@ def load_model(
         return replace(found, images=found.images * images_per_sample)
     if ":" in ref:
         return _from_code(ref)
+    if ref in volume_models():
+        return LoadedModel(
+            name=ref,
+            ref=ref,
+            build=volume_models()[ref],
+            inputs=volume_inputs(ref, batch),
+        )
     if ref not in architectures():
-        raise UnknownNameError("model", ref, architectures())
+        raise UnknownNameError("model", ref, model_names())
     entry = architectures()[ref]
     library = _transformers()
     config = getattr(library, entry.config)(**entry.figures)

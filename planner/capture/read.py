@@ -393,6 +393,8 @@ def _graph(
         whole_stream=found.whole_stream,
         mixing=mixing_layers(blocks, sharding),
         batch_norm_values=_batch_norm_values(ops, module, inputs.batch),
+        spatial_sizes=made.space.sizes,
+        whole_sample=made.space.whole,
         num_experts=experts,
         attention=found.attention,
         whole_sequence=found.whole_sequence,

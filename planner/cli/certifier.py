@@ -30,6 +30,7 @@ from executors.certifying.small_plan import SMALL_LENGTH, small_plan
 from executors.data import synthetic_batch
 from planner.capture.models import load_config, load_model
 from planner.capture.small import small_config
+from planner.capture.volumes import small_volume, volume_side
 from planner.certificate import is_its_own_twin
 from planner.errors import MeshwrightError
 from planner.schema import Plan
@@ -84,10 +85,11 @@ def _certify(job: dict[str, Any]) -> dict[str, Any]:
     reason = "no small model of it can be built"
     try:
         plan = Plan.from_data(job["plan"])
+        side = volume_side(job["model"].get("ref"))
         for model, what in _small_models(job["model"], plan):
             high = getattr(getattr(model, "config", None), "vocab_size", None)
             try:
-                small = small_plan(plan, model, high=high)
+                small = small_plan(plan, model, high=high, side=side)
                 _try_forward(model, small)
             except Exception as error:  # whatever a model's code raises
                 reason = _line(error)
@@ -137,6 +139,12 @@ def _small_models(named: dict[str, Any], plan: Plan) -> Iterator[tuple[nn.Module
         named: ``ref``, ``config``, or ``pickle`` (a file).
         plan: Says how many layers are needed.
     """
+    volume = small_volume(named.get("ref"))
+    if volume is not None:
+        torch.manual_seed(0)
+        width = sum(p.numel() for p in volume.parameters())
+        yield volume.train(), f"{width:,} parameters"
+        return
     config, made = _named(named)
     if made is None:
         module: nn.Module = config

@@ -72,7 +72,7 @@ def saved_bytes_of(
     tp = combos.tp[:, None].astype(float)
     split = (combos.sequence_parallel[:, None] > 0) & classes.streamed
     stream = np.where(split, tp, 1.0)
-    column = scale[:, None]
+    column = classes.activation_scale(scale, combos.cp)
 
     def divided(total: str, inside: str, whole: Array) -> Array:
         tensor = classes.column(inside)

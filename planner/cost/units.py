@@ -89,7 +89,8 @@ def _compute(
         columns = [column[first] for column in columns]
     *degrees, microbatch, split = columns
     table, tokens = classes.kernels, microbatch / context.graph.batch
-    part = divide(table, tokens, degrees, split, ring=ring)
+    whole = classes.whole[table.owner]
+    part = divide(table, tokens, degrees, split, ring=ring, whole=whole)
     found = _by_type(context, classes, part)
     _put_measured(found, classes, tokens)
     forward, backward, weight, selective, *more = found[:, :, which]
@@ -475,6 +476,8 @@ def price_units(
     to_units = classes.count
     scale = combos.microbatch / context.graph.batch / combos.cp
     scale = scale * context.element_ratio
+    if context.graph.spatial:
+        context_algorithm = "halo"
     ring = context_algorithm == "ring"
     compute = _compute(context, classes, combos, ring=ring)
     kept, working = saved_bytes_of(context, classes, combos, scale, compute.scores)
@@ -493,7 +496,8 @@ def price_units(
     shared = np.where(gathered > 0, 0.0, shared)
     parameters = _parameters(context, classes, combos)
     transient = transient_bytes_of(saved, working, to_units, repeated)
-    logits = (classes.loss_bytes * scale[:, None]) @ to_units
+    wide = classes.activation_scale(scale, combos.cp)
+    logits = (classes.loss_bytes * wide) @ to_units
     backward = compute.backward
     if context.regime.loss_chunks > 1:
         # Logits are computed once more, while the gradient of their weights is added

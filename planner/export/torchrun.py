@@ -51,6 +51,7 @@ def case_of(plan: Plan) -> Case:
         hosts=plan.cluster.hosts,
         tied=plan.model.tied,
         attention=plan.model.attention,
+        spatial_sizes=plan.model.spatial_sizes,
         backend="gloo" if any(map(is_cpu, plan.cluster.device_types)) else "nccl",
         device_types=tuple(plan.cluster.device_types),
         num_experts=plan.model.experts,

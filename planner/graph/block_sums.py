@@ -12,6 +12,7 @@ from typing import Any
 from planner.graph.model import Block, BlockKind, Kernel, Parameter
 from planner.graph.ops import OpGraph
 from planner.graph.sharding import Roles
+from planner.graph.spatial import Space
 from planner.graph.units import Structure
 from planner.units import dtype_bytes
 
@@ -76,6 +77,7 @@ class BlockSums:
         roles: Tensor-parallel role of each op.
         parameters: Parameters of the model, with their blocks.
         saved: Storages kept for backward, by block.
+        space: Ops on shards of samples.
     """
 
     def __init__(
@@ -85,11 +87,13 @@ class BlockSums:
         roles: Roles,
         parameters: list[Parameter],
         saved: list[list[int]],
+        space: Space,
     ) -> None:
         self.graph = graph
         self.structure = structure
         self.roles = roles
         self.saved = saved
+        self.space = space
         self.all_saved = {storage for storages in saved for storage in storages}
         self.owned: dict[int, list[Parameter]] = {}
         for parameter in parameters:
@@ -151,8 +155,20 @@ class BlockSums:
             boundary_bytes=boundary,
             tp_again_bytes=self._again(start, stop),
             expert_parameter_count=sum(p.numel for p in owned if p.expert),
+            **self._shards(start, stop),
         )
         return replace(made, repeat=_signature(made, owned, self.pictures))
+
+    def _shards(self, start: int, stop: int) -> dict[str, Any]:
+        """Return what the block computes on shards of samples, and gathers of them."""
+        space, rows = self.space, range(start, stop)
+        if not space.sizes:
+            return {}
+        return {
+            "spatial": tuple(space.layers[row] for row in rows if row in space.layers),
+            "whole": not any(row in space.divided for row in rows),
+            "sample_bytes": math.fsum(space.gathered.get(row, 0.0) for row in rows),
+        }
 
     def _part(self, index: int, start: int, stop: int) -> Block:
         """Return the figures that equal runs of ops share, wherever they are."""
@@ -315,7 +331,10 @@ def _signature(block: Block, owned: list[Parameter], pictures: dict[int, str]) -
     kernels = pictures.get(id(block.kernels))
     if kernels is None:
         kernels = pictures[id(block.kernels)] = repr(block.kernels)
-    plain = replace(block, index=0, name="", layer="", modules=(), kernels=())
+    spatial = tuple(replace(layer, name="") for layer in block.spatial)
+    plain = replace(
+        block, index=0, name="", layer="", modules=(), kernels=(), spatial=spatial
+    )
     tensors = tuple((p.shape, p.dtype, p.trainable, p.style) for p in owned)
     picture = f"{plain}{kernels}{tensors}"
     return hashlib.sha256(picture.encode()).hexdigest()[:12]

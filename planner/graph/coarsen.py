@@ -11,6 +11,7 @@ from planner.graph.block_sums import EXPERTS, BlockSums
 from planner.graph.model import Block, Edge, Parameter
 from planner.graph.ops import Flow, OpGraph
 from planner.graph.sharding import Roles
+from planner.graph.spatial import Space, read_space
 from planner.graph.units import Structure
 
 __all__ = ["Blocks", "coarsen"]
@@ -18,11 +19,12 @@ __all__ = ["Blocks", "coarsen"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """A coarsened model: its blocks, the edges between them, its parameters."""
+    """A coarsened model: blocks, the edges between them, parameters, and its space."""
 
     blocks: tuple[Block, ...]
     edges: tuple[Edge, ...]
     parameters: tuple[Parameter, ...]
+    space: Space
 
 
 def coarsen(graph: OpGraph, structure: Structure, roles: Roles) -> Blocks:
@@ -39,10 +41,16 @@ def coarsen(graph: OpGraph, structure: Structure, roles: Roles) -> Blocks:
     )
     parameters = _parameters(graph, structure, roles, block_of)
     saved = _saved(graph, structure, block_of)
-    summer = BlockSums(graph, structure, roles, parameters, saved)
+    space = read_space(graph)
+    summer = BlockSums(graph, structure, roles, parameters, saved, space)
     blocks = tuple(summer.block(index) for index in range(len(structure.bounds)))
     edges = _block_edges(graph, structure.flow, block_of.tolist())
-    return Blocks(blocks=blocks, edges=tuple(edges), parameters=tuple(parameters))
+    return Blocks(
+        blocks=blocks,
+        edges=tuple(edges),
+        parameters=tuple(parameters),
+        space=space,
+    )
 
 
 def _parameters(

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from planner.errors import StrategyError
+from planner.schema.halo import SpatialLayer
 
 __all__ = [
     "Block",
@@ -161,6 +162,9 @@ class Block:
         expert_parameter_count: The part of parameter_count that ep divides.
         sequence_bytes: Bytes of keys and values that context parallelism passes on
             in one forward; 0 without attention.
+        spatial: Convolutions and poolings that ranks can compute on shards of samples.
+        whole: Whether every rank computes all of it where ranks have shards.
+        sample_bytes: Bytes of whole samples that it then gathers in one forward.
         measured_forward_s: Seconds of one forward where a profile gave them.
         measured_backward_s: Seconds of one backward where a profile gave them.
     """
@@ -192,6 +196,9 @@ class Block:
     expert_bytes: float = 0.0
     expert_parameter_count: int = 0
     sequence_bytes: float = 0.0
+    spatial: tuple[SpatialLayer, ...] = ()
+    whole: bool = False
+    sample_bytes: float = 0.0
     measured_forward_s: float | None = None
     measured_backward_s: float | None = None
 
@@ -269,6 +276,9 @@ class ModelGraph:
             needs all of them split by tp.
         batch_norm_values: Fewest values a channel that a batch norm takes its
             statistics of in one sample; None without batch norms.
+        spatial_sizes: Sizes of a sample along the dimensions that convolutions go
+            over; empty unless ranks can have shards of it.
+        whole_sample: Reason why they cannot; None if they can.
         num_experts: Experts per MoE layer; 0 without.
         attention: Whether every attention is causal, or every one full; None if there
             are several kinds, masks or dropout, other ops that mix tokens, or no
@@ -303,12 +313,21 @@ class ModelGraph:
     whole_stream: str | None = None
     mixing: tuple[str, ...] = ()
     batch_norm_values: int | None = None
+    spatial_sizes: tuple[int, ...] = ()
+    whole_sample: str | None = None
     num_experts: int = 0
     attention: Literal["causal", "full"] | None = None
     whole_sequence: str | None = None
     assumptions: tuple[str, ...] = ()
     config: Mapping[str, int | float | str] = field(default_factory=dict)
     fusions: Fusions | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def spatial(self) -> tuple[SpatialLayer, ...]:
+        """Convolutions and poolings on shards of samples; empty if there are none."""
+        if not self.spatial_sizes:
+            return ()
+        return tuple(layer for block in self.blocks for layer in block.spatial)
 
     @cached_property
     def num_parameters(self) -> int:

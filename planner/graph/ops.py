@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.graph.model import KernelKind
+from planner.schema.halo import Window
 
 __all__ = ["Flow", "KernelCost", "OpGraph", "ParameterTensor", "read_flow"]
 
@@ -23,6 +24,9 @@ class KernelCost:
         heads: Query heads of an attention op.
         kv_heads: Heads of an attention op's keys and values.
         kv_bytes: Bytes of an attention op's keys and values.
+        windows: Of a convolution or a pooling, along each spatial dimension.
+        sizes: Of its input along these.
+        channels: Of its input, times its samples.
     """
 
     kind: KernelKind = "memory"
@@ -36,6 +40,9 @@ class KernelCost:
     heads: int = 0
     kv_heads: int = 0
     kv_bytes: float = 0.0
+    windows: tuple[Window, ...] = ()
+    sizes: tuple[int, ...] = ()
+    channels: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

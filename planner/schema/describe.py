@@ -93,6 +93,11 @@ def _mesh_line(plan: PlanFields) -> str:
         for axis, degree in zip(AXES, mesh.degrees, strict=True)
         if degree > 1
     ]
+    if split := plan.strategy.spatial:
+        shards = " x ".join(map(str, split))
+        axes = [
+            f"{a} ({shards} shards of a sample)" if a[:2] == "cp" else a for a in axes
+        ]
     if mesh.ep > 1:
         axes.append(f"ep {mesh.ep} (inside dp_shard x cp x tp)")
     return " x ".join(axes) or "one device"
@@ -322,8 +327,9 @@ _WAYS = {
 def paragraph(plan: PlanFields) -> str:
     """Tell what was chosen and why, in sentences."""
     strategy, prediction = plan.strategy, plan.prediction
+    told_ways = _WAYS | ({"cp": "shards of each sample"} if strategy.spatial else {})
     ways = [
-        f"{degree:,} {_WAYS[axis]} ({axis})"
+        f"{degree:,} {told_ways[axis]} ({axis})"
         for axis, degree in zip(AXES, strategy.mesh.degrees, strict=True)
         if degree > 1
     ]

@@ -51,6 +51,8 @@ class ModelReference(Document):
             sequence parallelism tp must split all of them.
         batch_norm_values: Fewest values a channel that a batch norm takes its
             statistics of in one sample; None without batch norms.
+        spatial_sizes: Sizes of a sample along the dimensions that convolutions go
+            over; empty unless ranks can have shards of it.
         experts: Experts of a layer; 0 without.
     """
 
@@ -66,6 +68,7 @@ class ModelReference(Document):
     )
     mixing: tuple[str, ...] = ()
     batch_norm_values: Size | None = None
+    spatial_sizes: Annotated[tuple[Size, ...], Field(max_length=3)] = ()
     experts: Annotated[int, Field(ge=0)] = 0
 
 

@@ -60,8 +60,9 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 #: How ranks that share a sequence attend to all of it: they trade the sequence for
-#: heads, or keys and values travel around them.
-ContextAlgorithm = Literal["all_to_all", "ring"]
+#: heads, or keys and values travel around them. How ranks that share an image or a
+#: volume convolve all of it: they send each other the edges of their shards.
+ContextAlgorithm = Literal["all_to_all", "ring", "halo"]
 Degree = Count
 #: Parts that the tokens of a microbatch are divided into for their loss.
 LossChunks = Annotated[int, Field(ge=1, le=4096)]
@@ -405,7 +406,10 @@ class Strategy(Document):
             of gradient accumulation.
         stages: In order of execution; stage i is held by ``stages[i].rank``.
         sharding: What tp and ep do to which module.
-        context_algorithm: How attention sees a sequence that cp divides.
+        context_algorithm: How attention sees a sequence that cp divides; ``halo`` where
+            it divides images or volumes.
+        spatial: Shards along each spatial dimension of a sample, from the first on,
+            whose product is cp; empty unless ``context_algorithm`` is ``halo``.
         synchronisation: How copies along dp_replicate are kept together.
         asynchrony: When the stages of a pipeline update their weights.
         learning: Rule by which a batch becomes new weights.
@@ -435,6 +439,7 @@ class Strategy(Document):
     precision: Precision = Precision()
     optimizer: Optimizer = Optimizer()
     context_algorithm: ContextAlgorithm = "all_to_all"
+    spatial: Annotated[tuple[Degree, ...], Field(max_length=3)] = ()
     synchronisation: Synchronisation = default_value("synchronisation")
     asynchrony: Asynchrony = default_value("asynchrony")
     learning: Learning = default_value("learning")
@@ -465,6 +470,23 @@ class Strategy(Document):
             raise ValueError(
                 f"microbatch_size x num_microbatches x data parallel = "
                 f"{self.global_batch:,} samples a step; use at most {_MOST_SAMPLES:,}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shards_fit_the_mesh(self) -> Strategy:
+        halo = self.context_algorithm == "halo"
+        if self.spatial and not halo:
+            raise ValueError(
+                f"spatial={self.spatial} with context_algorithm="
+                f"{self.context_algorithm}; shards of samples need halo, use it or "
+                f"leave spatial out"
+            )
+        if halo and math.prod(self.spatial) != self.mesh.cp:
+            raise ValueError(
+                f"spatial={self.spatial} makes {math.prod(self.spatial)} shards of a "
+                f"sample over cp={self.mesh.cp} ranks; use as many, such as "
+                f"spatial=({self.mesh.cp},)"
             )
         return self
 
@@ -668,6 +690,7 @@ _TOKENS = {
     "optimizer.state_dtype": "{}_states",
     "optimizer.ema": "ema{:g}",
     "context_algorithm": "{}",
+    "spatial": "spatial{}",
     "synchronisation": "{}",
     "asynchrony": "{}",
     "learning": "{}",

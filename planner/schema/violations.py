@@ -64,6 +64,7 @@ class Case:
         whole_stream: The same.
         mixing: The same.
         batch_norm_values: The same.
+        spatial_sizes: The same.
         torch_version: Of the torch that would run it.
         kinds: Recomputation of its stages, where it does not list them.
     """
@@ -75,6 +76,7 @@ class Case:
     whole_stream: str | None = None
     mixing: tuple[str, ...] = ()
     batch_norm_values: int | None = None
+    spatial_sizes: tuple[int, ...] = ()
     torch_version: str = field(default_factory=installed_torch)
     kinds: tuple[Recompute, ...] = ()
 
@@ -99,6 +101,7 @@ def executor_violations(
     whole_stream: str | None = None,
     mixing: tuple[str, ...] = (),
     batch_norm_values: int | None = None,
+    spatial_sizes: tuple[int, ...] = (),
     torch_version: str | None = None,
 ) -> tuple[str, ...]:
     """Violations of what the executors can run; empty if they run the strategy.
@@ -111,6 +114,7 @@ def executor_violations(
         whole_stream: The same.
         mixing: The same.
         batch_norm_values: The same.
+        spatial_sizes: The same.
         torch_version: Of the torch that would run it; None for the installed one.
 
     Returns:
@@ -124,6 +128,7 @@ def executor_violations(
         whole_stream=whole_stream,
         mixing=mixing,
         batch_norm_values=batch_norm_values,
+        spatial_sizes=spatial_sizes,
         torch_version=torch_version or installed_torch(),
     )
     found = (rule(case) for rule in _RULES)
@@ -248,8 +253,50 @@ def comparison_violation(strategy: Strategy) -> str | None:
     return None
 
 
+def _spatial(case: Case) -> str | None:
+    """Why ranks cannot have shards of samples."""
+    strategy, sizes = case.strategy, case.spatial_sizes
+    split = strategy.spatial
+    if not sizes:
+        return (
+            f"spatial={split}, but the model's samples cannot be cut: it has no "
+            f"convolutions over them, or mixes these with what needs whole samples; "
+            f"use cp=1"
+        )
+    if len(split) > len(sizes) or any(
+        size % parts for size, parts in zip(sizes, split, strict=False)
+    ):
+        return (
+            f"spatial={split} does not divide samples of {sizes}; use as many shards "
+            f"as divide each dimension"
+        )
+    mesh = strategy.mesh
+    for axis in ("pp", "tp", "ep"):
+        if getattr(mesh, axis) > 1:
+            return (
+                f"spatial={split} with {axis}={getattr(mesh, axis)}; shards of samples "
+                f"go with data parallelism and ZeRO alone, use {axis}=1"
+            )
+    if strategy.compile:
+        return (
+            f"spatial={split} with compile=True, which does not see where halos are "
+            f"exchanged; use compile=False"
+        )
+    plain = Strategy()
+    ways = (strategy.synchronisation, strategy.learning)
+    if ways != (plain.synchronisation, plain.learning):
+        return (
+            f"spatial={split} with synchronisation={strategy.synchronisation} and "
+            f"learning={strategy.learning}; shards of samples go with all-reduced "
+            f"gradients alone, use them"
+        )
+    return None
+
+
 def _context(case: Case) -> str | None:
     mesh = case.strategy.mesh
+    if case.strategy.context_algorithm == "halo":
+        return _spatial(case)
     if mesh.cp > 1 and case.attention is None:
         return (
             f"cp={mesh.cp}, but the model's attention is neither causal nor full "

@@ -110,6 +110,7 @@ class Request:
             tied=facts.tied,
             backend=facts.backend,
             attention=facts.attention,
+            spatial_sizes=facts.spatial_sizes,
             device_types=facts.device_types,
         )
 

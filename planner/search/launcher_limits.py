@@ -37,6 +37,7 @@ class LauncherLimits:
         tied: Groups of parameter names that are one tensor.
         backend: ``gloo`` or ``nccl``.
         attention: The kind of attention, as in :class:`planner.schema.ModelReference`.
+        spatial_sizes: The same.
         device_types: Names of all device types in the cluster.
         num_experts: Experts of a layer; 0 without.
     """
@@ -48,6 +49,7 @@ class LauncherLimits:
     tied: tuple[tuple[str, ...], ...]
     backend: str
     attention: str | None
+    spatial_sizes: tuple[int, ...]
     device_types: tuple[str, ...] = ()
     num_experts: int = 0
     _orders: dict[bytes, Violation | None] = field(default_factory=dict, repr=False)
@@ -68,6 +70,7 @@ class LauncherLimits:
                 tied=self.tied,
                 backend=self.backend,
                 attention=self.attention,
+                spatial_sizes=self.spatial_sizes,
                 device_types=self.device_types,
                 num_experts=self.num_experts,
             )

@@ -211,6 +211,7 @@ def _priced(
         regime=context.regime,
         device_ranges=rank_ranges(context.order),
         context=algorithm,
+        spatial=context.graph.spatial,
     )
     if limits is None or not limits.violations(strategy):
         yield Candidate(strategy=strategy, cost=model.cost(strategy))

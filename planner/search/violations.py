@@ -88,5 +88,6 @@ def _launcher_violations(request: Request, need: int) -> str:
         optimizer=request.context.optimizer,
         grad_clip_norm=request.context.grad_clip_norm,
         regime=request.context.regime,
+        spatial=request.facts.spatial,
     )
     return "; ".join(map(str, limits.violations(strategy)))

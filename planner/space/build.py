@@ -13,6 +13,7 @@ from planner.schema import (
     Strategy,
     TensorSharding,
 )
+from planner.schema.halo import SpatialLayer, best_split
 from planner.schema.schedules import schedule_name
 from planner.schema.strategy import ContextAlgorithm
 from planner.space.regime import Regime
@@ -72,6 +73,7 @@ def build_strategy(
     regime: Regime | None = None,
     device_ranges: tuple[tuple[int, int], ...] = (),
     context: ContextAlgorithm = "ring",
+    spatial: tuple[SpatialLayer, ...] = (),
 ) -> Strategy:
     """Build the strategy of a row with its stages.
 
@@ -87,6 +89,8 @@ def build_strategy(
         regime: Methods, and whether blocks are compiled; the default if None.
         device_ranges: Device ids by rank.
         context: Algorithm of attention over a sequence that cp divides.
+        spatial: Convolutions of a model of which cp divides samples; the split with the
+            fewest halos is taken, the first dimension alone if none serves them all.
     """
     bare = skeleton(row)
     count = len(bounds) - 1
@@ -100,6 +104,10 @@ def build_strategy(
         for index, rank in zip(range(count), bare.stage_ranks, strict=True)
     )
     patterns = patterns_for(bare.mesh, sharding or {}, regime)
+    split: tuple[int, ...] = ()
+    if row["cp"] > 1 and spatial:
+        context = "halo"
+        split = best_split(spatial, row["cp"]) or (row["cp"],)
     return Strategy(
         mesh=bare.mesh,
         zero_stage=bare.zero_stage,
@@ -109,6 +117,7 @@ def build_strategy(
         num_microbatches=bare.num_microbatches,
         stages=stages,
         context_algorithm=context if row["cp"] > 1 else "all_to_all",
+        spatial=_trimmed(split),
         sharding=TensorSharding(
             patterns=patterns,  # type: ignore[arg-type]
             sequence_parallel=bare.sharding.sequence_parallel,
@@ -119,3 +128,10 @@ def build_strategy(
         device_ranges=device_ranges,
         **(regime.strategy_fields if regime else {}),
     )
+
+
+def _trimmed(split: tuple[int, ...]) -> tuple[int, ...]:
+    """Leave out the last dimensions that are whole."""
+    while split[1:] and split[-1] == 1:
+        split = split[:-1]
+    return split

@@ -43,7 +43,7 @@ def _meshes(count: int, facts: Facts, pins: Mapping[str, int]) -> NDArray[np.int
 
     pp, cp, tp, shard = _grid(
         allowed("pp", facts.num_units),
-        allowed("cp", _MAX_CP if facts.seq_len else 1),
+        allowed("cp", _MAX_CP if facts.seq_len or facts.spatial else 1),
         allowed("tp", _MAX_TP if facts.has_sharding else 1),
         allowed("dp_shard", count),
     )

@@ -12,6 +12,7 @@ from planner.graph.chains import Chain, find_chain
 from planner.graph.chunked_loss import unchunkable
 from planner.graph.residual import ResidualBlocks, find_residual_blocks
 from planner.schema import Optimizer, Precision, Stage, Strategy
+from planner.schema.halo import SpatialLayer
 from planner.space.regime import Regime
 from planner.targets import layers_of_stages
 
@@ -81,6 +82,9 @@ class Facts:
         mixing: Patterns of the layers that tp must split for sequence parallelism.
         batch_norm_values: Fewest values a channel that a batch norm sees in one
             sample; None without batch norms.
+        spatial: Convolutions and poolings on shards of samples; empty if ranks cannot
+            have shards.
+        spatial_sizes: Sizes of a sample that ranks can have shards of; likewise.
         own_loss: Values that the model's own loss is a mean over; ``coupled`` keeps the
             batch whole.
         num_experts: Experts per layer; 0 without.
@@ -114,6 +118,8 @@ class Facts:
     whole_stream: str | None = None
     mixing: tuple[str, ...] = ()
     batch_norm_values: int | None = None
+    spatial: tuple[SpatialLayer, ...] = ()
+    spatial_sizes: tuple[int, ...] = ()
     own_loss: str | None = None
     num_experts: int = 0
     attention: str | None = "causal"
@@ -171,6 +177,8 @@ def gather_facts(
         whole_stream=graph.whole_stream,
         mixing=graph.mixing,
         batch_norm_values=graph.batch_norm_values,
+        spatial=graph.spatial,
+        spatial_sizes=graph.spatial_sizes,
         own_loss=cast("str | None", graph.config.get("own_loss")),
         num_experts=graph.num_experts,
         attention=graph.attention,

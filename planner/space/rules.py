@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from planner.errors import StrategyError
 from planner.schema import Strategy, TensorSharding
+from planner.schema.halo import best_split, split_violation
 from planner.schema.methods import limit_violations
 from planner.schema.schedules import schedule_name, schedule_spec
 from planner.schema.strategy import plain_replicas
@@ -185,6 +186,8 @@ def _sequence_violation(row: Row, facts: Facts) -> str:
         return (
             "sequence_parallel, but the model has no sequence to divide; switch it off"
         )
+    if facts.spatial:
+        return _space_violation(row, facts)
     if facts.seq_len is None:
         return f"cp={row['cp']}, but the model has no sequence to divide; use cp=1"
     halves = 2 if row["cp"] > 1 else 1
@@ -196,7 +199,36 @@ def _sequence_violation(row: Row, facts: Facts) -> str:
     )
 
 
+def _space_violation(row: Row, facts: Facts) -> str:
+    """Why cp does not divide the samples of a model of convolutions."""
+    if row["sequence_parallel"]:
+        return (
+            "sequence_parallel, but the model has no sequence to divide; switch it off"
+        )
+    for axis in ("pp", "tp", "ep"):
+        if row[axis] > 1:
+            return (
+                f"cp={row['cp']} with {axis}={row[axis]}; shards of samples go with "
+                f"data parallelism and ZeRO alone, use {axis}=1"
+            )
+    return split_violation(facts.spatial, row["cp"])
+
+
+def _space_violated(table: StrategyTable, facts: Facts) -> Mask:
+    several = (table.pp > 1) | (table.tp > 1) | (table.ep > 1)
+    degrees = np.unique(table.cp)
+    whole = [
+        degree
+        for degree in degrees.tolist()
+        if degree > 1 and best_split(facts.spatial, degree) is None
+    ]
+    divided = (table.cp > 1) & (several | np.isin(table.cp, whole))
+    return np.asarray(divided | (table.sequence_parallel > 0))
+
+
 def _sequence_violated(table: StrategyTable, facts: Facts) -> Mask:
+    if facts.spatial:
+        return _space_violated(table, facts)
     if facts.seq_len is None:
         return (table.cp > 1) | (table.sequence_parallel > 0)
     # A ring gives each rank two chunks, one from either end of the sequence.

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.schema import Optimizer, Precision, Strategy
+from planner.schema.halo import SpatialLayer
 from planner.schema.schedules import schedule_spec
+from planner.schema.strategy import ContextAlgorithm
 from planner.schema.violations import executor_violations
 from planner.space.build import build_strategy
 from planner.space.facts import OWN_TARGETS, Facts
@@ -61,6 +63,8 @@ class _Asker:
     tied: tuple[tuple[str, ...], ...]
     backend: str
     attention: str | None
+    spatial: tuple[SpatialLayer, ...]
+    spatial_sizes: tuple[int, ...]
     hosts: tuple[tuple[int, int], ...]
     device_types: tuple[str, ...]
     num_experts: int
@@ -87,6 +91,7 @@ class _Asker:
             optimizer=self.optimizer,
             grad_clip_norm=self.grad_clip_norm,
             regime=self.regime,
+            spatial=self.spatial,
         )
 
     def violations(self, row: Row) -> tuple[str, ...]:
@@ -102,15 +107,17 @@ class _Asker:
                 tied=self.tied,
                 backend=self.backend,
                 attention=self.attention,
+                spatial_sizes=self.spatial_sizes,
             )
         target = get_target(self.target)
         first: tuple[str, ...] = ()
-        for algorithm in ("ring", "all_to_all") if row["cp"] > 1 else ("all_to_all",):
+        for algorithm in self._algorithms(strategy):
             found = target.violations(
                 Case(
                     strategy=strategy.model_copy(
                         update={"context_algorithm": algorithm}
                     ),
+                    spatial_sizes=self.spatial_sizes,
                     hosts=self.hosts,
                     layers=False,
                     placed=False,
@@ -125,6 +132,12 @@ class _Asker:
                 return ()
             first = first or tuple(map(str, found))
         return first
+
+    def _algorithms(self, strategy: Strategy) -> tuple[ContextAlgorithm, ...]:
+        """Ways in which ranks can divide what the row divides by cp."""
+        if strategy.mesh.cp == 1:
+            return ("all_to_all",)
+        return ("halo",) if self.spatial else ("ring", "all_to_all")
 
 
 @lru_cache(maxsize=64)

@@ -47,6 +47,7 @@ class Case:
         tied: Groups of parameter names that are one tensor.
         backend: ``gloo`` or ``nccl``.
         attention: The kind of attention, as in :class:`planner.schema.ModelReference`.
+        spatial_sizes: The same.
         device_types: Names of all types in the cluster; empty if they are not known.
         num_experts: Experts of a layer; 0 without.
     """
@@ -58,6 +59,7 @@ class Case:
     tied: tuple[tuple[str, ...], ...] = ()
     backend: str = "nccl"
     attention: str | None = "causal"
+    spatial_sizes: tuple[int, ...] = ()
     device_types: tuple[str, ...] = ()
     num_experts: int = 0
 
@@ -156,6 +158,7 @@ _NOTES: dict[str, _Note] = {
     "context_algorithm": _Note(
         means="attention over divided sequences", matters=_divides_sequences
     ),
+    "spatial": _Note(means="shards of images and volumes"),
     "synchronisation": _Note(means="method that keeps replicas together"),
     "asynchrony": _Note(means="updates without a flush of the pipeline"),
     "gradient_compression": _Note(means="compressed gradients"),
@@ -347,7 +350,11 @@ class Target:
 def _not_run(case: Case) -> Iterator[Violation]:
     """Yield the reasons why Meshwright's executors do not run a case."""
     for reason in executor_violations(
-        case.strategy, tied=case.tied, backend=case.backend, attention=case.attention
+        case.strategy,
+        tied=case.tied,
+        backend=case.backend,
+        attention=case.attention,
+        spatial_sizes=case.spatial_sizes,
     ):
         clause, _, remedy = reason.partition("; ")
         yield Violation(

@@ -72,7 +72,9 @@ _PLAIN: dict[str, Any] = {
 def _plainer(strategy: Strategy) -> Iterator[Strategy]:
     """Yield the strategy with one field at a plainer value."""
     for name, plain in _PLAIN.items():
-        if getattr(strategy, name) != plain:
+        # No plainer algorithm serves shards of samples.
+        fixed = name == "context_algorithm" and bool(strategy.spatial)
+        if getattr(strategy, name) != plain and not fixed:
             yield _with(strategy, **{name: plain})
     kinds = Counter(stage.recompute for stage in strategy.stages)
     for kind in [k for k, _ in kinds.most_common()] + ["full", "none"]:

@@ -60,7 +60,7 @@ def test_help_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
 _NOT_PINNED = {
     *("stages", "rank", "modules", "device_ranges", "patterns", "loss_parallel"),
     *(*Precision.model_fields, *Optimizer.model_fields, *Overlap.model_fields),
-    *("context_algorithm", "grad_clip_norm"),
+    *("context_algorithm", "spatial", "grad_clip_norm"),
     *Collective.model_fields,
 }
 

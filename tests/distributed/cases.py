@@ -238,6 +238,7 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
             ),
             attention=attention,
             whole_stream=None,
+            spatial_sizes=_spatial_sizes(name) if mesh.cp > 1 else (),
         ),
         cluster=ClusterReference(
             name="local", num_devices=mesh.num_devices, device_types={}, fingerprint=""
@@ -262,6 +263,12 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
             memory_fraction=0.9,
         ),
     )
+
+
+def _spatial_sizes(name: str) -> tuple[int, ...]:
+    """Sizes of the volumes or images of a model of convolutions."""
+    shapes = STACKS[name].shapes.values() if name in STACKS else ()
+    return next((shape[1:] for shape in shapes if len(shape) > 2), ())
 
 
 def _workload(name: str) -> Workload:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner.capture.volumes import CosmoFlow, UNet3d
 from tests.models.convolutional import ResNet
 
 WIDTH = 12
@@ -175,6 +176,21 @@ STACKS: Mapping[str, Stack] = {
         shapes=_X,
     ),
     "writes": Stack(build=Writes, units=("one", "two", "relu", "last"), shapes=_X),
+    "cosmoflow": Stack(
+        build=lambda: CosmoFlow(16, width=2, dense=(8, 4)),
+        units=("blocks.0", "blocks.1", "dense.0", "dense.1", "head"),
+        shapes={"volume": (4, 16, 16, 16)},
+    ),
+    "unet3d": Stack(
+        build=lambda: UNet3d(width=2),
+        units=(
+            *(f"down.{level}" for level in range(3)),
+            "bottom",
+            *(f"{part}.{level}" for level in range(3) for part in ("up", "joined")),
+            "head",
+        ),
+        shapes={"volume": (1, 16, 16, 16)},
+    ),
     "resnet": Stack(
         build=lambda: ResNet((2, 1, 1, 1), 4),
         units=(

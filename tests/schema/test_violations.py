@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -404,3 +405,38 @@ def test_a_plan_that_says_nothing_of_the_stream_does_not_divide_it() -> None:
 
 def test_what_strategies_say_without_a_model_is_as_before() -> None:
     assert executor_violations(Strategy(microbatch_size=1)) == ()
+
+
+SPATIAL: dict[str, tuple[dict[str, Any], str]] = {
+    "no volumes": ({"spatial_sizes": ()}, "has no convolutions over them"),
+    "odd sizes": ({"spatial_sizes": (5, 4)}, r"does not divide samples of \(5, 4\)"),
+    "fewer dimensions": ({"spatial_sizes": (4,), "spatial": (1, 2)}, "does not divide"),
+    "tp": ({"mesh": {"cp": 2, "tp": 2}}, "use tp=1"),
+    "pp": ({"mesh": {"cp": 2, "pp": 2}}, "use pp=1"),
+    "compile": ({"compile": True}, "use compile=False"),
+    "local steps": (
+        {"synchronisation": {"kind": "local_steps"}, "semantics": "approximate"},
+        "all-reduced gradients alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPATIAL)
+def test_shards_of_samples_name_what_they_do_not_go_with(case: str) -> None:
+    changes, message = SPATIAL[case]
+    given = {"mesh": {"cp": 2}, "spatial": (2,), "context_algorithm": "halo"} | changes
+    sizes = given.pop("spatial_sizes", (4, 4))
+    strategy = Strategy.from_data(given, where="strategy")
+    found = executor_violations(strategy, spatial_sizes=sizes)
+    assert re.search(message, "; ".join(found))
+
+
+def test_shards_of_samples_are_as_many_as_ranks() -> None:
+    with pytest.raises(ValueError, match="as many, such as spatial="):
+        Strategy(mesh=Mesh(cp=4), context_algorithm="halo", spatial=(2,))
+    with pytest.raises(ValueError, match="shards of samples need halo"):
+        Strategy(mesh=Mesh(cp=2), context_algorithm="ring", spatial=(2,))
+    assert not executor_violations(
+        Strategy(mesh=Mesh(cp=4), context_algorithm="halo", spatial=(2, 2)),
+        spatial_sizes=(8, 6),
+    )

@@ -154,6 +154,21 @@ class BlockClasses:
         return found
 
     @cached_property
+    def whole(self) -> NDArray[np.bool_]:
+        """Blocks of which every rank of cp computes all. Shape [classes]."""
+        return np.array([block.whole for block in self.blocks], dtype=bool)
+
+    def activation_scale(self, scale: Array, cp: Index) -> Array:
+        """Activations of a rank over those of the trace. Shape [combinations, classes].
+
+        Args:
+            scale: Of blocks that cp divides. Shape [combinations].
+            cp: Degree. Shape [combinations].
+        """
+        ways = np.where(self.whole, cp[:, None], 1)
+        return np.asarray(scale[:, None] * ways)
+
+    @cached_property
     def members(self) -> Array:
         """1 where a kernel belongs to a class. Shape [kernels, classes]."""
         owner = self.kernels.owner

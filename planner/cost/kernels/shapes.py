@@ -26,7 +26,8 @@ class Division:
     """Kernels divided by combinations of degrees. Shapes [combinations, kernels].
 
     Attributes:
-        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        scale: Tokens of one device over those of the trace. Shape [combinations, 1], or
+            [combinations, kernels] where they differ.
         tp: Tensor parallel degree. Shape [combinations, 1].
         cp: Ranks that share a sequence. Likewise.
         stream: Ranks that share the stream between tp's layers. Likewise.
@@ -63,6 +64,7 @@ def divide(
     sequence_parallel: Array | Index,
     *,
     ring: bool = True,
+    whole: NDArray[np.bool_] | None = None,
 ) -> Division:
     """Divide kernels by degrees.
 
@@ -73,9 +75,11 @@ def divide(
         sequence_parallel: 0 or 1. Shape [combinations].
         ring: Whether keys of a sequence that cp divides come one rank's after the
             other; else each rank has whole sequences of some heads.
+        whole: Kernels that every rank of cp runs alike; None for none. Shape [kernels].
     """
     tp, cp, ep = (np.asarray(x[:, None], dtype=float) for x in degrees)
-    scale = tokens[:, None] / cp
+    ranks = cp if whole is None or not whole.any() else np.where(whole, 1.0, cp)
+    scale = tokens[:, None] / ranks
     stream = np.where(sequence_parallel[:, None] > 0, tp, 1.0)
     style = table.style[None, :]
     # Experts that are modules of their own have a kernel each, and see as many tokens.

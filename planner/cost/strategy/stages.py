@@ -437,7 +437,9 @@ class Stages:
         }
         tensor["all_gather"] = tensor["all_gather"] + self.gathered_bytes * many
         summed, experts = map(self.of_ranks, self.sums(costs.summed_parameters[:, 0]))
-        exchanged = self.sums(2 * costs.ep_payload[0] + costs.cp_payload[0])
+        halo = self.strategy.context_algorithm == "halo"
+        gathered = costs.cp_payload[0] * halo
+        exchanged = self.sums(2 * costs.ep_payload[0] + costs.cp_payload[0] - gathered)
         # Selective recomputation keeps attention, and not what it was sent.
         light = self.context.recipe.selective == "light"
         resent = anything if light else everything
@@ -447,6 +449,14 @@ class Stages:
         if self.strategy.context_algorithm == "ring":
             passed = self.sums(costs.cp_bytes[0])
             passed = passed * (1.0 + resent * costs.cp_forward)
+        elif halo:
+            cp = self.strategy.mesh.cp
+            sent = costs.cp_bytes[0] - 2 * gathered * (cp - 1) / cp
+            # Every recomputation exchanges halos anew.
+            passed = self.sums(sent) * (1.0 + anything * costs.cp_forward)
+            whole = many * self.of_ranks(self.sums(gathered))
+            tensor["all_gather"] = tensor["all_gather"] + whole
+            tensor["reduce_scatter"] = tensor["reduce_scatter"] + whole
         return {
             **tensor,
             "all_reduce": tensor["all_reduce"] + shards * size,

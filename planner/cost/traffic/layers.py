@@ -7,7 +7,8 @@ tp      A layer's region is entered and left. Whole streams are summed on leavin
         are summed in forward alone; a head gathers logits in forward and sums its
         input's gradient in backward. Recomputation enters all regions again, and leaves
         those after which the unit saves something.
-cp      Attention must see keys and values of all of a sequence.
+cp      Attention must see keys and values of all of a sequence; convolutions must see
+        the edges of neighbouring shards of a sample.
 ep      Tokens go to where their experts are, and come back.
 
 Source: executors/strategies/tensor_parallel.py; Korthikanti et al. 2022, section 4.2.2.
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from planner.cost.context import Combinations, PricingContext
 from planner.cost.kernels.blocks import BlockClasses
 from planner.cost.recipes import Recipe
+from planner.cost.traffic.halos import halo_traffic
 from planner.graph import ModelGraph
 from planner.schema.strategy import ContextAlgorithm
 from planner.units import dtype_bytes
@@ -179,7 +181,11 @@ def _ends(classes: BlockClasses) -> list[tuple[int, float]]:
 
 #: Of a forward's and backward's traffic, what the forward has: a ring's backward passes
 #: on the gradients of keys and values, too.
-FORWARD_SHARE: dict[ContextAlgorithm, float] = {"ring": 1 / 3, "all_to_all": 1 / 2}
+FORWARD_SHARE: dict[ContextAlgorithm, float] = {
+    "ring": 1 / 3,
+    "all_to_all": 1 / 2,
+    "halo": 1 / 2,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +195,8 @@ class ContextTraffic:
     Attributes:
         seconds: Exposed, of one forward and backward.
         sent: Bytes that one device sends in them.
-        payload: Of a forward's all-to-alls: what a rank holds before them. 0 of a ring.
+        payload: Of a forward's all-to-alls: what a rank holds before them. 0 of a ring;
+            of halos the whole samples that are gathered.
     """
 
     seconds: Array
@@ -243,6 +250,11 @@ def context_traffic(
         attention_s: Attention kernels of forward and of backward, that a ring hides
             under. Shape [2, combinations, classes].
     """
+    if algorithm == "halo":
+        seconds, sent, payload = halo_traffic(
+            context.graph, classes, combos, lines["send"], scale * combos.cp
+        )
+        return ContextTraffic(seconds=seconds, sent=sent, payload=payload)
     if algorithm == "ring":
         return _ring(classes, combos, lines["send"], scale, attention_s)
     return _all_to_all(context.graph, classes, combos, lines["all_to_all"], scale)
