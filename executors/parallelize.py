@@ -18,6 +18,7 @@ from executors.deferred.materialize import Shards
 from executors.deferred.recording import Recording
 from executors.mesh import ProcessMesh
 from executors.names import inside
+from executors.offloading import offload_activations
 from executors.strategies.batch_norms import synchronise_batch_norms
 from executors.strategies.blocks import (
     apply_recompute,
@@ -118,7 +119,8 @@ def parallelize(
     if strategy.compile:
         require_compiler(place.device)
     dtype = _torch_dtype(strategy.precision.parameter)
-    values = Shards(model, recording, place.device, dtype, elsewhere)
+    lies = strategy.offload.states == "parameters"
+    values = Shards(model, recording, place.device, dtype, elsewhere, on_host=lies)
 
     # 1. Tensor and sequence parallelism: patterns of names to shards.
     with values.recorded():
@@ -150,6 +152,8 @@ def parallelize(
     head = _chunk_loss(model, strategy, place, units)
     again = [unit for unit in units if head is None or unit != head.name]
     _compile_and_recompute(model, again, strategy.compile, recompute)
+    if strategy.offload.activations:
+        offload_activations(model, again, place.device)
 
     # 5. Data parallelism: experts first, then units, then what is left.
     module = make_data_parallel(

@@ -20,8 +20,7 @@ from executors.pipelines.pipeline import Pipeline
 from executors.pipelines.tied import TiedSync
 from executors.strategies.data_parallel import wait_for_fewer
 from planner.errors import ExecutionError
-from planner.schema import Optimizer, Plan
-from planner.schema.optimizers import OPTIMIZERS
+from planner.schema import Plan
 
 if TYPE_CHECKING:
     from executors.trainer import Trainer
@@ -32,7 +31,6 @@ __all__ = [
     "PlainStep",
     "Step",
     "average_whole",
-    "build_optimizer",
     "clip_gradients",
     "gradient_norm",
     "gradient_norms",
@@ -69,7 +67,8 @@ def sum_over_tp(parameters: Sequence[nn.Parameter], place: ProcessMesh) -> None:
             grad = _local(parameter.grad)
             by_dtype.setdefault(grad.dtype, []).append(grad)
     for grads in by_dtype.values():
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        # Offloaded gradients are summed on the device all the same.
+        flat = torch.cat([grad.reshape(-1) for grad in grads]).to(place.device)
         dist.all_reduce(flat, group=group)
         parts = torch.split(flat, [grad.numel() for grad in grads])
         for grad, part in zip(grads, parts, strict=True):
@@ -195,7 +194,8 @@ def clip_gradients(
     scale = torch.where(norm.isfinite(), scale, torch.ones_like(scale))
     for parameter in parameters:
         if parameter.grad is not None:
-            _local(parameter.grad).mul_(scale)
+            local = _local(parameter.grad)
+            local.mul_(scale.to(local.device))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -213,45 +213,6 @@ def _sharding(grad: torch.Tensor) -> int:
         if not placement.is_replicate()
     }
     return sum((axis in split) << bit for bit, axis in enumerate(_SHARDING))
-
-
-def build_optimizer(
-    parameters: Iterable[nn.Parameter], spec: Optimizer
-) -> torch.optim.Optimizer:
-    """Build the optimizer; eps is torch's default, and betas if none are given.
-
-    Adam is fused: on an H200 that took 4.3 ms for 537M weights, the loop over lists
-    ("foreach") 11.8 ms (`python -m benchmarks.gpu_kernels`, 2026-11-26), and its host
-    dispatches one op a group, where DTensors make each cost more. torch has no fused
-    SGD of DTensors.
-
-    Parameters are grouped by mesh: fused kernels refuse lists that mix plain tensors,
-    and DTensors of several meshes.
-
-    Args:
-        parameters: Those that need a gradient; possibly none.
-        spec: Name and arithmetic.
-    """
-    groups: dict[Any, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        if parameter.requires_grad:
-            key = parameter.device_mesh if isinstance(parameter, DTensor) else None
-            groups.setdefault(key, []).append(parameter)
-    # A stage of frozen modules still takes part in steps.
-    listed: list[dict[str, Any]] = [{"params": group} for group in groups.values()]
-    listed = listed or [{"params": [nn.Parameter(torch.zeros(0))]}]
-    kind = OPTIMIZERS[spec.name]
-    settings: dict[str, Any] = {"weight_decay": spec.used_weight_decay}
-    if kind.momentum:
-        settings["momentum"] = spec.momentum
-    if spec.betas is not None:
-        settings["betas"] = spec.betas
-    if kind.fused:
-        settings["fused"] = True
-    made: torch.optim.Optimizer = getattr(torch.optim, spec.name)(
-        listed, lr=spec.learning_rate, **settings
-    )
-    return made
 
 
 def own_optimizer(

@@ -44,6 +44,8 @@ from executors.loss_scaling import LossScaler
 from executors.losses import LossFunction, Tally
 from executors.mesh import ProcessMesh
 from executors.names import tied_parameters
+from executors.offloading import HostOptimizer
+from executors.optimizers import build_optimizer, hidden_matrices
 from executors.own_loss import Loss, OwnLossFunction, require_own_loss
 from executors.pipelines.stages import LoweredStage
 from executors.replicas import (
@@ -54,7 +56,6 @@ from executors.replicas import (
 from executors.steps import (
     OptimizerFactory,
     Step,
-    build_optimizer,
     inputs_and_target,
     own_optimizer,
 )
@@ -153,6 +154,7 @@ class Trainer:
         self.replicas = replicas_of(strategy)
         # Copies of a tied weight go by its first name.
         self._first = {n: group[0] for group in tied_parameters(model) for n in group}
+        self._matrices = hidden_matrices(model, strategy)
         self._further = self._names_of_inputs(model)
         named = frozenset(spec.name for spec in plan.workload.inputs)
         #: Names of what forward is given of a batch; None for all of it.
@@ -234,6 +236,8 @@ class Trainer:
         self.optimizer_name = (
             type(made).__name__ if factory else self.plan.strategy.optimizer.name
         )
+        if self.plan.strategy.offload.states == "optimizer":
+            self.optimizer = made = HostOptimizer(made)
         for part in self.parts.values():
             if isinstance(part.module, BucketedReplicas):
                 self.optimizer = part.module.exchange.optimizer(self.optimizer)
@@ -257,10 +261,14 @@ class Trainer:
     def _optimizer(self, factory: OptimizerFactory | None) -> torch.optim.Optimizer:
         if factory is None:
             spec = self.plan.strategy.optimizer
-            return build_optimizer(self.all_parameters(), spec)
+            return build_optimizer(self._named_copies(), spec, self._matrices)
+        named = ((self._first.get(n, n), p) for n, p in self._named_copies())
+        return own_optimizer(named, factory)
+
+    def _named_copies(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of this rank by name, every tied copy included."""
         every = (part.inner.named_parameters() for part in self.parts.values())
-        named = chain.from_iterable(every)
-        return own_optimizer(((self._first.get(n, n), p) for n, p in named), factory)
+        return chain.from_iterable(every)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this rank under the model's own FQNs, tied copies once.

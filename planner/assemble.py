@@ -91,7 +91,7 @@ def _rows(shape: tuple[int, ...], batch: int) -> int:
 
 def _stage_memory(request: Request, cost: Cost) -> tuple[StageMemory, ...]:
     types = request.context.cluster.device_types
-    memory = cost.memory
+    memory, types_of = cost.memory, cost.device_type
     return tuple(
         StageMemory(
             rank=rank,
@@ -103,15 +103,23 @@ def _stage_memory(request: Request, cost: Cost) -> tuple[StageMemory, ...]:
             buffers_bytes=float(memory.buffers[rank]),
             reserve_bytes=float(memory.reserve[rank]),
             limit_bytes=float(cost.limit_bytes[rank]),
+            offloaded_bytes=float(
+                np.broadcast_to(cost.host_bytes, len(types_of))[rank]
+            ),
         )
         for rank, kind in enumerate(cost.device_type)
     )
 
 
 def _host_memory(request: Request, candidate: Candidate) -> dict[str, Any]:
-    """CPU memory that the fullest host needs while a checkpoint is written, and has."""
+    """CPU memory that the fullest host needs while a checkpoint is written, and has.
+
+    A checkpoint of what lies there already takes as much once more.
+    """
     memory, strategy = candidate.cost.memory, candidate.strategy
     states = np.asarray(memory.parameters) + np.asarray(memory.optimizer)
+    lasting = 2 if strategy.offload.states != "none" else 1
+    states = states + lasting * candidate.cost.host_bytes
     states += strategy.synchronisation.offloaded_copies * np.asarray(memory.parameters)
     ids = np.asarray(strategy.device_ids())
     cluster = request.context.cluster
@@ -239,7 +247,7 @@ def _lack_without_recompute(request: Request, candidate: Candidate) -> float:
     cost = CostModel(replace(request.context, order=order)).cost(
         strategy.model_copy(update={"stages": stages})
     )
-    return float((cost.memory.total - cost.limit_bytes).max())
+    return cost.lack_bytes
 
 
 def _contender(result: SearchResult, objective: Objective) -> Contender:

@@ -19,7 +19,7 @@ from planner.search.violations import nearest_violations
 from planner.space import StrategyTable, enumerate_strategies, pin_text
 from planner.units import format_bytes
 
-__all__ = ["no_feasible_plan"]
+__all__ = ["fitting", "no_feasible_plan"]
 
 _LARGEST_GROWTH = 64
 #: Most other values of a pinned knob to try.
@@ -54,11 +54,19 @@ def no_feasible_plan(
 
 
 def _excess(candidate: Candidate) -> float:
-    return float((candidate.cost.memory.total - candidate.cost.limit_bytes).max())
+    return candidate.cost.lack_bytes
 
 
 def _memory_reason(request: Request, nearest: Candidate) -> str:
     cost = nearest.cost
+    lying = float(cost.host_bytes.max())
+    if lying - cost.host_limit_bytes >= cost.lack_bytes:
+        most = max(cost.host_limit_bytes, 0.0)
+        return (
+            f"the strategy nearest to fitting ({nearest.strategy.label()}) offloads "
+            f"{format_bytes(lying)} of each device, {format_bytes(lying - most)} more "
+            f"than the {format_bytes(most)} of its host's memory that it may use"
+        )
     over = cost.memory.total - cost.limit_bytes
     rank = int(over.argmax())
     device = request.context.cluster.device_types[int(cost.device_type[rank])]
@@ -100,7 +108,7 @@ def _nearest_violation(request: Request) -> str:
     )
 
 
-def _fitting(
+def fitting(
     request: Request, orders: Iterable[Index] | None = None
 ) -> Iterator[tuple[CostModel, StrategyTable]]:
     """Yield legal strategies that fit by closed forms, the least memory first.
@@ -134,7 +142,7 @@ def _feasible(request: Request, orders: Iterable[Index] | None = None) -> bool:
     """Return True if a changed request has a strategy that fits, priced exactly."""
     return any(
         candidate.cost.fits
-        for model, table in _fitting(request, orders)
+        for model, table in fitting(request, orders)
         for candidate in candidates_of_row(
             model, table.row(0), limits=request.launcher_limits
         )
@@ -206,7 +214,7 @@ def _near_values(request: Request, knob: str, pinned: int) -> list[int]:
     without = _changed(request, pins=rest)
     values = {
         int(value)
-        for _, table in _fitting(without, device_orders(without))
+        for _, table in fitting(without, device_orders(without))
         for value in np.unique(getattr(table, knob))
     }
     if values and knob in _DIVIDE_THE_BATCH:

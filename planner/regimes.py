@@ -9,19 +9,29 @@ step over the efficiency of its samples; exact training stays where its own is w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from planner.cost.offload import host_limit_bytes
+from planner.diagnose import fitting
 from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
 from planner.measurements.convergence import Convergence, convergence
 from planner.portfolio import ranked_answers, run_partitioners
 from planner.request import PlanOptions
-from planner.schema.methods import method_names, method_of, read_method, slots
+from planner.schema import Offload
+from planner.schema.methods import (
+    default_value,
+    method_names,
+    method_of,
+    read_method,
+    slots,
+)
 from planner.schema.methods.method import Asynchrony
 from planner.schema.plan_parts import Efficiency, OtherRegime
 from planner.search import Candidate, Request, SearchResult, score
 from planner.search.families import NEAR
-from planner.space import normalize_pins
+from planner.space import Regime, normalize_pins
 
 __all__ = ["Answer", "answer_that_fits", "answer_with_regimes", "evidence_for"]
 
@@ -63,33 +73,65 @@ _LOSS_CHUNKS = 8
 def answer_that_fits(
     request: Request, options: PlanOptions, partitioner: str | Sequence[str]
 ) -> tuple[Request, list[SearchResult]]:
-    """Answer a request; with the loss in chunks where nothing fits without.
+    """Answer a request; with less memory, for more time, where nothing fits as it is.
+
+    Tried in turn: the loss in chunks; then, on GPUs whose hosts' memory is known, the
+    optimizer there as well, weights and gradients too, and activations.
 
     Args:
         request: What is asked.
-        options: The same, with the pins: loss_chunks that is pinned stays as it is.
+        options: The same, with the pins: loss_chunks or offload that is pinned stays
+            as it is.
         partitioner: Who answers.
 
     Returns:
         The request that was answered, and the answers.
 
     Raises:
-        NoFeasiblePlanError: If nothing fits with chunks either.
+        NoFeasiblePlanError: If nothing fits so either.
     """
     try:
         return request, run_partitioners(request, partitioner)
-    except NoFeasiblePlanError as error:
-        closed = "loss_chunks" in options.pin or request.target != "meshwright"
-        if closed or request.facts.unchunkable is not None:
-            raise
-        regime = replace(request.context.regime, loss_chunks=_LOSS_CHUNKS)
-        context = replace(request.context, regime=regime)
-        chunked = replace(request, context=context)
-        try:
-            return chunked, run_partitioners(chunked, partitioner)
-        except NoFeasiblePlanError:
-            # Reasons and remedies are those of what was asked.
-            raise error from None
+    except NoFeasiblePlanError:
+        for regime in _leaner(request, options):
+            leaner = replace(request, context=replace(request.context, regime=regime))
+            if regime.offload and not _fits(leaner):
+                continue
+            try:
+                return leaner, run_partitioners(leaner, partitioner)
+            except NoFeasiblePlanError:
+                continue
+        # Reasons and remedies are those of what was asked.
+        raise
+
+
+def _leaner(request: Request, options: PlanOptions) -> Iterator[Regime]:
+    """Yield regimes that need less memory of devices than a request's own."""
+    if request.target != "meshwright":
+        return
+    regime = request.context.regime
+    if "loss_chunks" not in options.pin and request.facts.unchunkable is None:
+        regime = replace(regime, loss_chunks=_LOSS_CHUNKS)
+        yield regime
+    context = request.context
+    known = context.on_gpu and math.isfinite(host_limit_bytes(context))
+    plain = all(getattr(regime, slot) == default_value(slot) for slot in slots())
+    if "offload" in options.pin or not known or not plain or regime.compile:
+        return
+    # A partitioner that looks at little misses what fits without.
+    if _fits(request):
+        return
+    for name in _OFFLOADS:
+        yield replace(regime, offload=Offload.from_name(name))
+
+
+def _fits(request: Request) -> bool:
+    """True if a legal strategy fits by closed forms."""
+    return next(fitting(request), None) is not None
+
+
+#: What is offloaded where nothing fits, the least time first.
+_OFFLOADS = ("optimizer", "parameters", "parameters+activations")
 
 
 def evidence_for(given: Mapping[str, float]) -> tuple[Convergence, ...]:

@@ -34,8 +34,8 @@ from executors.exception_chain import explain, own_error
 from executors.losses import LossFunction
 from executors.mesh import build_mesh
 from executors.names import tied_parameters
+from executors.optimizers import build_optimizer, hidden_matrices
 from executors.pipelines.stages import LoweredStage
-from executors.steps import build_optimizer
 from executors.trainer import Trainer
 from planner.errors import ExecutionError
 from planner.schema import Plan
@@ -232,7 +232,11 @@ def _train_as_rank(
 def _train_whole(plan: Plan, model: nn.Module, steps: int) -> dict[str, Any]:
     model = copy.deepcopy(model).train()
     workload, strategy = plan.workload, plan.strategy
-    optimizer = build_optimizer(model.parameters(), strategy.optimizer)
+    optimizer = build_optimizer(
+        model.named_parameters(),
+        strategy.optimizer,
+        hidden_matrices(model, strategy),
+    )
     loss = LossFunction(
         kind=workload.loss, data_parallel=1, label_shift=workload.label_shift
     )

@@ -20,6 +20,7 @@ run's, as they are under torch's DistributedDataParallel, which gives rank 0's t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from executors.averages import AVERAGE
 from executors.checkpoints.dcp import SavedTensor
 from executors.communication.buckets import BucketedReplicas
 from executors.names import tied_parameters
+from executors.offloading import held_as
 from executors.replicas import (
     HoldingReplicas,
     KeepsOwn,
@@ -41,6 +43,7 @@ from executors.replicas import (
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema.base import fingerprint_parameters
+from planner.schema.optimizers import OPTIMIZERS
 
 __all__ = [
     "Inventory",
@@ -237,6 +240,16 @@ def _require_kept(
     Raises:
         ExecutionError: If it is neither a scalar tensor nor shaped as its parameter.
     """
+    kind = OPTIMIZERS.get(trainer.optimizer_name)
+    if kind is not None and kind.whole:
+        # No mesh divides them.
+        return
+    if isinstance(value, torch.Tensor) and type(_local(value)) is not torch.Tensor:
+        raise ExecutionError(
+            f"{trainer.optimizer_name} keeps {key!r} of {name} as "
+            f"{type(_local(value)).__name__}, of which checkpoints know nothing; keep "
+            f"none with it, or use another optimizer"
+        )
     shaped = isinstance(value, torch.Tensor) and (
         not value.ndim or value.numel() == 1 or value.shape == parameter.shape
     )
@@ -394,8 +407,9 @@ def targets(
         add(own_or_common(f"model.{name}"), parameter.detach())
         for key in keys.get(name, ()) if parameter.requires_grad else ():
             full = own_or_common(f"optimizer.{key}.{name}")
-            counts = counter_device(trainer.optimizer, parameter)
-            state = _empty_state(key, parameter, saved[full], counts)
+            like = held_as(trainer.optimizer, parameter)
+            counts = counter_device(trainer.optimizer, like)
+            state = _empty_state(key, like, saved[full], counts)
             trainer.optimizer.state[parameter][key] = state
             add(full, state)
     kept = list(_kept_by_replicas(trainer, inventory))
@@ -456,6 +470,8 @@ def _empty_state(
 ) -> torch.Tensor:
     if key == _COUNTER or saved.shape != tuple(parameter.shape):
         device = counters if key == _COUNTER else None
+        if math.prod(saved.shape) > 1:
+            device = parameter.device
         return torch.zeros(saved.shape, dtype=saved.dtype, device=device)
     return torch.zeros_like(parameter, requires_grad=False)
 

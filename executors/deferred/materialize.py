@@ -62,6 +62,7 @@ class Shards:
         dtype: Of its floating-point tensors; None to keep what they have.
         elsewhere: Names of modules whose trained parameters are to have no values
             here, if they were recorded.
+        on_host: Whether shards lie in the host's memory.
     """
 
     def __init__(
@@ -71,7 +72,10 @@ class Shards:
         device: torch.device,
         dtype: torch.dtype | None,
         elsewhere: Collection[str] = (),
+        *,
+        on_host: bool = False,
     ) -> None:
+        self._shards = torch.device("cpu") if on_host else device
         self._model, self._recording, self._device = model, recording, device
         self._elsewhere = tuple(f"{name}." for name in elsewhere)
         self._waiting: list[_Waiting] = []
@@ -139,7 +143,7 @@ class Shards:
         filled: torch.Tensor
         if isinstance(old, DTensor):
             # Before the whole tensor: what outlives it would break up its memory.
-            local = torch.empty_like(old._local_tensor, device=self._device)
+            local = torch.empty_like(old._local_tensor, device=self._shards)
             if waiting.empty:
                 local.untyped_storage().resize_(0)
             else:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
+from executors.offloading import allocates_on_host, is_on_host
+
 __all__ = ["CATEGORIES", "Category", "Ledger"]
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "buffers"]
@@ -35,6 +37,8 @@ class Ledger:
     Attributes:
         current_bytes: Alive now.
         peak_bytes: Most that was alive at once.
+
+    Memory of the host that offloading takes is none of the device's: it counts 0.
     """
 
     def __init__(self) -> None:
@@ -42,6 +46,7 @@ class Ledger:
         self.peak_bytes = 0
         self._peak_event = 0
         self._keys: dict[int, int] = {}
+        self._host: set[int] = set()
         self._sizes: list[int] = []
         self._categories = bytearray()
         self._known = bytearray()
@@ -145,6 +150,10 @@ class Ledger:
     def _add(self, storage: torch.UntypedStorage) -> int:
         key, size = storage._cdata, storage.nbytes()
         number = self._keys.get(key)
+        if number is None and allocates_on_host():
+            self._host.add(key)
+        if is_on_host(storage) or key in self._host:
+            size = 0
         if number is None:
             number = self._keys[key] = self._new()
             weakref.finalize(storage, self._free, key).atexit = False
@@ -159,6 +168,7 @@ class Ledger:
         return len(self._sizes) - 1
 
     def _free(self, key: int) -> None:
+        self._host.discard(key)
         number = self._keys.pop(key)
         if self._sizes[number]:
             self._grow(number, 0)

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     unset_fake_temporarily,
 )
+from torch.distributed.tensor import DTensor
 
 from executors.communication.buckets import BucketedReplicas
 from executors.data import synthetic_batch
@@ -33,6 +34,7 @@ from executors.exception_chain import chain, explain
 from executors.mesh import ProcessMesh, build_mesh
 from executors.model_source import check_model
 from executors.names import tied_parameters
+from executors.offloading import mark_on_host, on_host
 from executors.replicas import HoldingReplicas, skipped_parameters
 from executors.steps import PlainStep
 from executors.strategies.context import whole_sequences
@@ -318,6 +320,8 @@ def _tag_lasting(
 ) -> None:
     """Tag the tensors that live from step to step; make optimizer states."""
     modules = [part.module for part in trainer.parts.values()]
+    if trainer.plan.strategy.offload.states == "parameters":
+        _leave_to_host(trainer, parameters)
     for parameter in parameters:
         ledger.tag(parameter, "parameters")
     for module in modules:
@@ -330,6 +334,19 @@ def _tag_lasting(
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 ledger.tag(value, "optimizer")
+
+
+def _leave_to_host(trainer: Trainer, parameters: Sequence[nn.Parameter]) -> None:
+    """Mark what ``fully_shard`` keeps on the host, and what an update takes there."""
+    for parameter in parameters:
+        if isinstance(parameter, DTensor):
+            mark_on_host(parameter)
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda one: mark_on_host(one.grad) if one.grad is not None else None
+            )
+    blocks = ExitStack()
+    trainer.optimizer.register_step_pre_hook(lambda *_: blocks.enter_context(on_host()))
+    trainer.optimizer.register_step_post_hook(lambda *_: blocks.close())
 
 
 def _held(module: nn.Module) -> list[torch.Tensor]:

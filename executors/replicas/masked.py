@@ -26,11 +26,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from executors.optimizers import build_optimizer
 from executors.replicas.pieces import local_part, pieces
 from executors.steps import (
     ParallelModel,
     PlainStep,
-    build_optimizer,
     clip_gradients,
     gradient_norm,
 )
@@ -178,7 +178,7 @@ def _make_rule(views: Iterable[nn.Parameter], spec: Optimizer) -> torch.optim.Op
     strided: list[nn.Parameter] = []
     for view in views:
         (whole if view.is_contiguous() else strided).append(view)
-    rule = build_optimizer(whole, spec)
+    rule = build_optimizer((("", view) for view in whole), spec)
     if strided:
         rule.add_param_group({"params": strided, "fused": False})
     return rule

@@ -16,7 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -205,7 +211,7 @@ def _fully_shard(
     Replicas reduce nothing where each is ``alone``.
     """
     precision, reshard = strategy.precision, strategy.zero_stage == 3
-    policy = _mixed_precision(precision)
+    policy, lying = _mixed_precision(precision), _offload(strategy, place)
     outer = ("replicate",) if place.reduces and not alone else ()
     for fqn in experts:
         fully_shard(
@@ -213,6 +219,7 @@ def _fully_shard(
             mesh=place.along(*outer, "expert_shard"),
             mp_policy=policy,
             reshard_after_forward=reshard,
+            offload_policy=lying,
             shard_placement_fn=partial(_place_shard, place.size("expert_shard")),
         )
     mesh = place.along(*outer, "shard")
@@ -226,10 +233,18 @@ def _fully_shard(
             mesh=mesh,
             mp_policy=casting,
             reshard_after_forward=reshard,
+            offload_policy=lying,
             shard_placement_fn=partial(_place_shard, place.size("shard")),
             ignored_params=whole,
         )
     set_prefetch(model, named, experts, strategy.overlap)
+
+
+def _offload(strategy: Strategy, place: ProcessMesh) -> OffloadPolicy:
+    """Policy of weights and gradients while nothing is computed with them."""
+    if strategy.offload.states != "parameters":
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=place.device.type == "cuda")
 
 
 def _casts(precision: Precision) -> bool:

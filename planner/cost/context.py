@@ -22,6 +22,7 @@ from planner.cost.kernels.blocks import (
     group_blocks,
 )
 from planner.cost.kernels.low_precision import gathered_share, peak_flops_per_s
+from planner.cost.optimizer_states import mean_state_bytes
 from planner.cost.recipes import RECIPES, Recipe
 from planner.cost.traffic.collectives import (
     Groups,
@@ -186,6 +187,8 @@ class ScalarBytes(NamedTuple):
         gradients_ahead: As :attr:`Recipe.gradients_ahead`.
         keeps_sent: Whether requests hold what they have sent until the pipeline lets go
             of them: gloo's do.
+        shard_share: Share of the shards of weights and gradients that lies on devices,
+            1 or, where the host has them, 0.
         replicas_alike: Whether replicas hold what the only device of a model does:
             ``replicate`` casts as ``fully_shard`` does.
     """
@@ -203,6 +206,7 @@ class ScalarBytes(NamedTuple):
     gradients_ahead: bool
     keeps_sent: bool
     keeps_graph: bool
+    shard_share: float
     replicas_alike: bool
 
 
@@ -290,12 +294,12 @@ class PricingContext:
     def scalar_bytes(self) -> ScalarBytes:
         """Bytes of a scalar by purpose."""
         precision, optimizer, recipe = self.precision, self.optimizer, self.recipe
-        states = optimizer.states_per_parameter * dtype_bytes(optimizer.state_dtype)
+        states = mean_state_bytes(optimizer, self.graph)
         return ScalarBytes(
             stored=float(dtype_bytes(precision.parameter)),
             compute=float(dtype_bytes(self.activation_dtype)),
             reduce=float(dtype_bytes(precision.reduce)),
-            states=float(states),
+            states=float(states) if self.regime.offload.states == "none" else 0.0,
             swell=1.0 + recipe.fragmentation if self.on_gpu else 1.0,
             reserve=float(recipe.reserve_bytes) if self.on_gpu else 0.0,
             computed_gradients=recipe.gradients == "computed",
@@ -305,6 +309,7 @@ class PricingContext:
             gradients_ahead=recipe.gradients_ahead,
             keeps_sent=not self.on_gpu,
             keeps_graph=recipe.keeps_graph,
+            shard_share=float(self.regime.offload.states != "parameters"),
             replicas_alike=self.activation_dtype != precision.parameter
             and not self.regime.synchronisation.apart,
         )

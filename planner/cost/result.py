@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -69,6 +70,9 @@ class Cost:
         efficiency: Progress of a sample over that of one of exact training.
         caution: What strategies are ranked by over the step time: more than 1 where
             the context has a risk, see :mod:`planner.cost.evidence`.
+        host_bytes: Of one device of each pp rank that lie in its host's memory. Shape
+            [pp], or [1] where none do.
+        host_limit_bytes: Of them that a device may have.
     """
 
     step_time_s: float
@@ -81,11 +85,19 @@ class Cost:
     fidelity: Literal["analytic", "simulated"]
     efficiency: float = 1.0
     caution: float = 1.0
+    host_bytes: Array = field(default_factory=lambda: np.zeros(1))
+    host_limit_bytes: float = math.inf
 
     @property
     def fits(self) -> bool:
-        """True if every device stays within its limit."""
-        return bool((self.memory.total <= self.limit_bytes).all())
+        """True if every device, and every host, stays within its limit."""
+        return self.lack_bytes <= 0
+
+    @property
+    def lack_bytes(self) -> float:
+        """Bytes that a device lacks, or in its host's memory; 0 or less if it fits."""
+        device = float((self.memory.total - self.limit_bytes).max())
+        return max(device, float(self.host_bytes.max()) - self.host_limit_bytes)
 
     @property
     def peak_memory_bytes(self) -> float:

@@ -17,6 +17,7 @@ from planner.units import dtype_bytes
 __all__ = [
     "alone_bytes_of",
     "between_halves",
+    "loss_bytes_of",
     "saved_bytes_of",
     "transient_bytes_of",
     "whole_bytes_of",
@@ -91,7 +92,7 @@ def saved_bytes_of(
     selective = np.minimum(none, divided(*kinds, sums))
     full = column * boundary / stream
     if context.recipe.recompute_ends:
-        loss = _loss_bytes(context, classes, combos, scale)
+        loss = loss_bytes_of(context, classes, combos, scale)
         loss = np.minimum(loss, np.maximum(none - full, 0.0))
         full = full + loss
         if not context.recipe.fused_loss:
@@ -113,7 +114,7 @@ def saved_bytes_of(
     return np.stack([none, selective, full]), working
 
 
-def _loss_bytes(
+def loss_bytes_of(
     context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> Array:
     """Bytes of logits that a loss keeps: fp32, unless it is fused. [C, classes].

@@ -33,6 +33,7 @@ from planner.cost.traffic.layers import (
 from planner.cost.unit_memory import (
     alone_bytes_of,
     between_halves,
+    loss_bytes_of,
     saved_bytes_of,
     transient_bytes_of,
     whole_bytes_of,
@@ -329,6 +330,7 @@ class UnitCosts:
         cp_s: Exposed traffic of cp of one forward and backward. Shape [C, U].
         ep_s: Exposed all-to-all of one forward; backward has as much. [C, U].
         saved_bytes: Kept per microbatch in flight, by recompute kind. [3, C, U].
+        offloaded_bytes: Saved, but kept in the host's memory, likewise.
         transient_bytes: Working set beyond that, by recompute kind. [3, C, U].
         whole_bytes: Most that a device with all units needs beyond what they have all
             saved, and that the first two units need, with what they have saved; by
@@ -377,6 +379,7 @@ class UnitCosts:
     cp_s: Array
     ep_s: Array
     saved_bytes: Array
+    offloaded_bytes: Array
     transient_bytes: Array
     whole_bytes: Array
     alone_bytes: Array
@@ -497,6 +500,15 @@ def price_units(
     parameters = _parameters(context, classes, combos)
     transient = transient_bytes_of(saved, working, to_units, repeated)
     wide = classes.activation_scale(scale, combos.cp)
+    offloaded = np.zeros_like(saved)
+    if context.regime.offload.activations:
+        # It is fetched when its unit's backward begins, and is there until that ends.
+        # The loss keeps logits outside of the unit that makes them.
+        loss = loss_bytes_of(context, classes, combos, scale) @ to_units
+        offloaded = np.where(repeated, np.maximum(saved - loss, 0.0), 0.0)
+        saved, transient = saved - offloaded, transient + offloaded
+        # A stage's buffer of what it received is its own.
+        shared = np.where(repeated[1:], 0.0, shared)
     logits = (classes.loss_bytes * wide) @ to_units
     backward = compute.backward
     if context.regime.loss_chunks > 1:
@@ -535,6 +547,7 @@ def price_units(
             compute.backward.min(axis=0),
         ),
         saved_bytes=saved,
+        offloaded_bytes=offloaded,
         transient_bytes=transient,
         whole_bytes=whole_bytes_of(
             context, saved, transient, parameters, logits, combos.ep[:, None] > 1
@@ -563,7 +576,7 @@ def price_units(
 #: Figures of units that a copy has none of where it skips the unit.
 _OF_COMPUTED = (
     *("forward_s", "backward_s", "weight_s", "selective_s", "full_s"),
-    *("saved_bytes", "trained_dense", "trained_experts"),
+    *("saved_bytes", "offloaded_bytes", "trained_dense", "trained_experts"),
 )
 
 

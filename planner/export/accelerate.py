@@ -113,7 +113,7 @@ def _fsdp(strategy: Strategy) -> dict[str, Any]:
         "fsdp_activation_checkpointing": any(
             stage.recompute == "full" for stage in strategy.stages
         ),
-        "fsdp_offload_params": False,
+        "fsdp_offload_params": strategy.offload.states == "parameters",
         "fsdp_cpu_ram_efficient_loading": False,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }

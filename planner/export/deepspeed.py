@@ -79,6 +79,11 @@ def _zero(strategy: Strategy) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage}
     if stage == 3 and mesh.dp_replicate > 1:
         zero["mics_shard_size"] = mesh.dp_shard
+    there = {"device": "cpu", "pin_memory": True}
+    if strategy.offload.states != "none":
+        zero["offload_optimizer"] = there
+    if strategy.offload.states == "parameters":
+        zero["offload_param"] = there
     return zero
 
 

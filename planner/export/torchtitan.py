@@ -175,7 +175,7 @@ def _training(plan: Plan, version: str, divisor: int) -> dict[str, Any]:
         "dtype": strategy.precision.parameter,
         "mixed_precision_param": strategy.precision.compute,
         "mixed_precision_reduce": strategy.precision.reduce,
-        "enable_cpu_offload": False,
+        "enable_cpu_offload": strategy.offload.states == "parameters",
     }
 
 

@@ -98,7 +98,7 @@ def accelerate_strategy(data: dict[str, Any], wanted: Wanted, where: str) -> Imp
     kept = "full" if saved else None
     return assembled(
         "accelerate",
-        fields,
+        {**fields, "offload": keys.offload},
         mesh=mesh,
         recompute=checked_recompute(wanted, kept, "fsdp_activation_checkpointing"),
         ignored=keys.ignored,
@@ -184,7 +184,10 @@ def _by_deepspeed(
     _finish(keys)
     asked = replace(wanted, world_size=processes, dtype=wanted.dtype or compute)
     below = Keys(
-        data=data, ignored=keys.ignored, without_offload=wanted.without_offload
+        data=data,
+        ignored=keys.ignored,
+        without_offload=wanted.without_offload,
+        offloaded=keys.offloaded,
     )
     return deepspeed_of_keys(below, asked, source="accelerate", compiled=compiled)
 
@@ -347,7 +350,7 @@ def fsdp_sharding(fsdp: Keys, prefix: str) -> tuple[int, bool, bool]:
     """
     recompute = bool(fsdp.take(f"{prefix}activation_checkpointing", bool, False))
     if fsdp.take(f"{prefix}offload_params", bool, False):
-        fsdp.refuse_offload(f"{prefix}offload_params", "true")
+        fsdp.take_offload(f"{prefix}offload_params", "true", "parameters")
     fsdp.data.pop(f"{prefix}version", None)
     reshard = fsdp.data.pop(f"{prefix}reshard_after_forward", None)
     older = fsdp.data.pop(f"{prefix}sharding_strategy", None)

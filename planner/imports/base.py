@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from planner.errors import StrategyError
-from planner.schema import Mesh, Recompute, Stage, Strategy
+from planner.schema import Mesh, Offload, Recompute, Stage, Strategy
 from planner.targets import layers_of_stages
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Ignored",
     "Imported",
     "Keys",
+    "OffloadedPart",
     "Wanted",
     "assembled",
     "checked_recompute",
@@ -162,6 +163,10 @@ class Wanted:
     without_offload: bool = False
 
 
+#: What a launcher can move to the host's memory.
+OffloadedPart = Literal["optimizer", "parameters", "activations"]
+
+
 @dataclass(slots=True, kw_only=True)
 class Keys:
     """Keys of a mapping that are taken one by one, so that none is left unread.
@@ -173,6 +178,7 @@ class Keys:
         problems: Gets what :meth:`finish` refuses.
         unknown: Gets keys that are not known and may change the strategy.
         without_offload: True to pass over what moves states to the host.
+        offloaded: Gets what is moved there.
     """
 
     data: dict[str, Any]
@@ -181,6 +187,7 @@ class Keys:
     problems: list[str] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     without_offload: bool = False
+    offloaded: list[OffloadedPart] = field(default_factory=list)
 
     def take(self, key: str, kind: type, default: Any = None) -> Any:
         """A key's value; the default if it is missing, null or ``auto``.
@@ -231,6 +238,7 @@ class Keys:
             problems=self.problems,
             unknown=self.unknown,
             without_offload=self.without_offload,
+            offloaded=self.offloaded,
         )
 
     def skip(self, key: str, why: str) -> None:
@@ -247,15 +255,35 @@ class Keys:
         """Note what :meth:`finish` refuses."""
         self.problems.append(text)
 
-    def refuse_offload(self, key: str, value: object) -> None:
-        """Refuse what moves states to the host, or pass it over if that was asked."""
+    def take_offload(self, key: str, value: object, part: OffloadedPart) -> None:
+        """Note what a config moves to the host, or pass it over if that was asked.
+
+        Args:
+            key: That says so.
+            value: Its value; files on a disk are not priced.
+            part: That is moved.
+        """
         if self.without_offload:
             self.skip(key, f"{value}: priced without offloading, as asked")
-        else:
+        elif str(value).lower() in ("nvme", "disk", "offload_disk"):
             self.refuse(
-                f"{self.where}{key}={value}: Meshwright does not price offloading; "
-                f"take it out, or give --without-offload, to price the rest"
+                f"{self.where}{key}={value}: Meshwright prices what is offloaded to "
+                f"the host's memory, not to disks; use cpu, or give --without-offload, "
+                f"to price the rest"
             )
+        else:
+            self.offloaded.append(part)
+
+    @property
+    def offload(self) -> Offload:
+        """All that was noted; the optimizer goes along with weights."""
+        states = next(
+            (part for part in ("parameters", "optimizer") if part in self.offloaded),
+            "none",
+        )
+        return Offload.model_validate(
+            {"states": states, "activations": "activations" in self.offloaded}
+        )
 
     def close(self, known: Iterable[str], harmless: Iterable[str] = ()) -> None:
         """Note keys that are left: those that may change a strategy, and the others.

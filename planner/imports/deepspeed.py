@@ -8,6 +8,7 @@ from planner.errors import StrategyError
 from planner.imports.base import (
     Imported,
     Keys,
+    OffloadedPart,
     Wanted,
     assembled,
     checked_recompute,
@@ -32,7 +33,14 @@ _SIZES = (
     "gradient_accumulation_steps",
 )
 #: Optimizers of DeepSpeed, by torch's names; those of LAMB have Adam's states.
-_NAMES = {"adam": "AdamW", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad"}
+_NAMES = {
+    "adam": "AdamW",
+    "adamw": "AdamW",
+    "sgd": "SGD",
+    "adagrad": "Adagrad",
+    "muon": "Muon",
+}
+
 _LIKE_ADAM = ("lamb", "fusedlamb", "fusedadam", "cpuadam", "deepspeedcpuadam")
 #: Words of a section that changes what is trained or sent, and why it is refused.
 _CHANGES = {
@@ -99,6 +107,7 @@ def deepspeed_of_keys(
         "grad_clip_norm": clip,
         "context_algorithm": "all_to_all",
         "compile": compiled,
+        "offload": keys.offload,
     }
     mesh = Mesh(
         pp=axes.pp, dp_replicate=dp // shard, dp_shard=shard, cp=axes.cp, tp=axes.tp
@@ -231,7 +240,12 @@ def _replicas(
 
 
 #: Keys that move states to the host, by the names of all releases.
-_OFFLOAD = ("offload_param", "offload_optimizer", "cpu_offload", "cpu_offload_params")
+_OFFLOAD: dict[str, OffloadedPart] = {
+    "offload_param": "parameters",
+    "offload_optimizer": "optimizer",
+    "cpu_offload": "optimizer",
+    "cpu_offload_params": "parameters",
+}
 
 
 class _Zero(NamedTuple):
@@ -249,11 +263,11 @@ def _zero(keys: Keys) -> _Zero:
     stage = zero.take("stage", int, 0)
     if stage not in (0, 1, 2, 3):
         raise StrategyError(f"zero_optimization.stage={stage} is not 0 to 3")
-    for name in _OFFLOAD:
+    for name, part in _OFFLOAD.items():
         there = zero.data.pop(name, None)
         device = there.get("device", "none") if isinstance(there, dict) else there
         if device not in (None, False, "none", "auto"):
-            zero.refuse_offload(name, device)
+            zero.take_offload(name, "cpu" if device is True else device, part)
     _quantised(zero)
     mics = zero.take("mics_shard_size", int, -1)
     buffers = ignored_keys("deepspeed.zero_optimization")
@@ -414,7 +428,7 @@ def _optimizer(keys: Keys, states: Literal["float32", "bfloat16"]) -> Optimizer:
     name = _NAMES[word] if decoupled or word != "adam" else "Adam"
     return Optimizer(
         name=name,  # type: ignore[arg-type]
-        betas=tuple(betas) or None if name.startswith("Adam") else None,
+        betas=tuple(betas) or None if name in ("Adam", "AdamW") else None,
         learning_rate=rate or 3e-4,
         weight_decay=decay,
         momentum=momentum if name == "SGD" else 0.0,

@@ -183,7 +183,7 @@ def _read(data: dict[str, Any], wanted: Wanted, recipe: bool) -> Imported:
     size, many = _batch(training, wanted, mesh, pipeline, recipe)
     clip = training.data.pop("max_norm", 1.0)
     if training.take("enable_cpu_offload", bool, False):
-        training.refuse_offload("enable_cpu_offload", "true")
+        training.take_offload("enable_cpu_offload", "true", "parameters")
     training.pass_over(ignored_keys("torchtitan.training"))
     training.close(("local_batch_size", "global_batch_size", "dtype"))
     optimizer = _optimizer(keys, precision)
@@ -203,6 +203,7 @@ def _read(data: dict[str, Any], wanted: Wanted, recipe: bool) -> Imported:
             "optimizer": optimizer,
             "grad_clip_norm": clip if clip and math.isfinite(clip) else None,
             "compile": compiled,
+            "offload": keys.offload,
             "context_algorithm": "ring" if mesh.cp > 1 else "all_to_all",
             "sharding": {
                 "sequence_parallel": bool(streams) and mesh.tp > 1,

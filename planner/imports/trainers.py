@@ -27,6 +27,7 @@ from planner.imports.deepspeed import deepspeed_of_keys
 from planner.imports.files import read_beside
 from planner.imports.megatron import megatron_strategy
 from planner.schema import Mesh, Optimizer, Precision
+from planner.schema.optimizers import OPTIMIZERS
 
 __all__ = ["axolotl_strategy", "llamafactory_strategy"]
 
@@ -40,12 +41,17 @@ _PLAIN = {
     "sgd": "SGD",
     "adagrad": "Adagrad",
     "rmsprop": "RMSprop",
+    "muon": "Muon",
+    "adafactor": "Adafactor",
+    **dict.fromkeys(
+        (
+            *("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit", "paged_adamw_8bit"),
+            "ao_adamw_8bit",
+        ),
+        "AdamW8bit",
+    ),
+    **dict.fromkeys(("paged_adamw_32bit", "paged_adamw"), "AdamW"),
 }
-#: AdamW whose states have 8 bits, or are paged.
-_EIGHT_BITS = (
-    *("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit", "paged_adamw_8bit"),
-    *("ao_adamw_8bit", "paged_adamw_32bit", "paged_adamw"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +90,8 @@ def _flag(keys: Keys, key: str) -> bool | str:
 def _optimizer(keys: Keys, name: str | None, parameter: str) -> Optimizer:
     word = (name or "adamw_torch").lower().removeprefix("optimizernames.")
     state = "bfloat16" if parameter == "bfloat16" else "float32"
-    if word in _EIGHT_BITS:
-        keys.skip(
-            "optimizer", f"{word}: states of 8 bits are priced as bfloat16, twice that"
-        )
-        word, state = "adamw", "bfloat16"
+    if word.startswith("paged"):
+        keys.skip("optimizer", f"{word}: its states are priced on the device")
     if word not in _PLAIN:
         keys.refuse(
             f"the optimizer {word} is not one that Meshwright prices; use adamw_torch "
@@ -101,7 +104,9 @@ def _optimizer(keys: Keys, name: str | None, parameter: str) -> Optimizer:
         name=given,  # type: ignore[arg-type]
         learning_rate=keys.take("learning_rate", float) or 3e-4,
         weight_decay=keys.take("weight_decay", float),
-        betas=(betas[0], betas[1]) if None not in betas and given == "AdamW" else None,
+        betas=(betas[0], betas[1])
+        if None not in betas and OPTIMIZERS[given].betas
+        else None,
         state_dtype=state,  # type: ignore[arg-type]
     )
 
@@ -165,6 +170,7 @@ def _strategy(
             "optimizer": trainer.optimizer,
             "grad_clip_norm": trainer.clip,
             "compile": trainer.compiled,
+            "offload": keys.offload,
             "context_algorithm": "ring" if mesh.cp > 1 else "all_to_all",
         },
         mesh=mesh,
@@ -335,7 +341,7 @@ def _axolotl_trainer(keys: Keys, wanted: Wanted) -> _Trainer:
         ("activation_offloading", _flag(keys, "activation_offloading")),
     ):
         if "offload" in str(value) or (key.startswith("activation") and value):
-            keys.refuse_offload(key, str(value).lower())
+            keys.take_offload(key, str(value).lower(), "activations")
     batch = keys.count("batch_size")
     size = keys.count("micro_batch_size") or wanted.microbatch_size or 1
     many = keys.count("gradient_accumulation_steps", 1)
@@ -383,7 +389,7 @@ def _axolotl_fsdp(keys: Keys) -> tuple[int, bool, bool]:
     if strategy and f"{prefix}sharding_strategy" not in inner.data:
         inner.data[f"{prefix}sharding_strategy"] = strategy.upper()
     if "offload" in bare:
-        keys.refuse_offload("fsdp", "offload")
+        keys.take_offload("fsdp", "offload", "parameters")
     found = fsdp_sharding(inner, prefix)
     inner.close(("sharding_strategy", "reshard_after_forward", "offload_params"))
     return found

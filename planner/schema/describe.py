@@ -151,6 +151,12 @@ def _overlap_line(plan: PlanFields) -> str:
         told.append("blocks compiled")
     if plan.strategy.loss_chunks > 1:
         told.append(f"loss in {plan.strategy.loss_chunks} chunks of the tokens")
+    if plan.strategy.offload:
+        host = max(entry.offloaded_bytes for entry in plan.prediction.memory)
+        told.append(
+            f"{plan.strategy.offload} in the hosts' memory, {format_bytes(host)} of "
+            f"each device"
+        )
     if overlap.forward_prefetch is not None:
         told.append(f"{_number(overlap.forward_prefetch, 'unit')} ahead in forward")
     if overlap.backward_prefetch is not None:

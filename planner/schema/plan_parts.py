@@ -144,7 +144,10 @@ class Workload(Document):
 
 
 class StageMemory(Document):
-    """Peak memory of the devices that hold one pp rank, by category, in bytes."""
+    """Peak memory of the devices that hold one pp rank, by category, in bytes.
+
+    ``offloaded_bytes`` are beside the total: each device's, in its host's memory.
+    """
 
     rank: Annotated[int, Field(ge=0)]
     device_type: str
@@ -155,6 +158,7 @@ class StageMemory(Document):
     buffers_bytes: Bytes
     reserve_bytes: Bytes
     limit_bytes: Annotated[float, Field(gt=0)]
+    offloaded_bytes: Bytes = 0.0
 
     @property
     def total_bytes(self) -> float:

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -42,6 +42,8 @@ __all__ = [
     "Communication",
     "ContextAlgorithm",
     "Mesh",
+    "Offload",
+    "OffloadedStates",
     "Optimizer",
     "Overlap",
     "Precision",
@@ -309,6 +311,49 @@ class Communication(Document):
     replicas: Collective = Field(default_factory=Collective)
 
 
+#: Tensors that live from step to step and lie in the host's memory: none, what the
+#: optimizer keeps, or that and the weights and gradients.
+OffloadedStates = Literal["none", "optimizer", "parameters"]
+
+
+class Offload(Document):
+    """Tensors that lie in the host's memory while nothing is computed with them. Exact.
+
+    Attributes:
+        states: ``optimizer``: what the optimizer keeps, and a copy of the weights. The
+            host updates them by the gradients that it is sent, and sends new weights
+            back. ``parameters``: weights and gradients as well; a device has those of
+            the units it computes, which ZeRO gathers.
+        activations: What the units of a stage begin their recomputation with.
+    """
+
+    states: OffloadedStates = "none"
+    activations: bool = False
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Every value in the words of a pin, ``optimizer+activations``."""
+        each = itertools.product(get_args(OffloadedStates), (False, True))
+        return tuple(str(cls(states=s, activations=a)) for s, a in each)
+
+    @classmethod
+    def from_name(cls, name: str) -> Offload:
+        """Return the value that a pin names, one of :meth:`names`."""
+        parts = name.split("+")
+        states = next((p for p in parts if p in ("optimizer", "parameters")), "none")
+        return cls.model_validate(
+            {"states": states, "activations": "activations" in parts}
+        )
+
+    def __str__(self) -> str:
+        parts = [self.states] if self.states != "none" else []
+        parts += ["activations"] if self.activations else []
+        return "+".join(parts) or "none"
+
+    def __bool__(self) -> bool:
+        return self.states != "none" or self.activations
+
+
 Style = Literal["colwise", "rowwise", "vocab", "replicated", "region", "experts"]
 
 
@@ -420,6 +465,7 @@ class Strategy(Document):
         loss_chunks: Parts of a microbatch's tokens whose logits are there at once. With
             several the last layer computes the loss of one after another, and their
             logits once more in backward; exact.
+        offload: Tensors that lie in the host's memory.
         device_ranges: Device ids by rank, as half-open ranges [start, stop);
             rank 0 is the first id of the first range.
         semantics: ``exact`` if a step computes what plain training would; methods
@@ -449,6 +495,7 @@ class Strategy(Document):
     communication: Communication = Communication()
     compile: bool = False
     loss_chunks: LossChunks = 1
+    offload: Offload = Offload()
     device_ranges: tuple[tuple[int, int], ...] = ()
     semantics: Literal["exact", "approximate"] = "exact"
 
@@ -703,6 +750,8 @@ _TOKENS = {
     "communication.replicas.algorithm": "{}_sums",
     "compile": "compiled",
     "loss_chunks": "loss_chunks{}",
+    "offload.states": "{}_on_host",
+    "offload.activations": "activations_on_host",
     "semantics": "{}",
 }
 
@@ -729,5 +778,6 @@ PINNABLE = (
     "replicas",
     "compile",
     "loss_chunks",
+    "offload",
     "semantics",
 )

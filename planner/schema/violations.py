@@ -19,7 +19,9 @@ from importlib.metadata import version
 
 from planner.errors import StrategyError
 from planner.schema import methods
+from planner.schema.optimizers import OPTIMIZERS
 from planner.schema.strategy import (
+    Offload,
     Recompute,
     Strategy,
     TensorSharding,
@@ -34,7 +36,9 @@ __all__ = [
     "coupled_violation",
     "executor_violations",
     "installed_torch",
+    "offload_violation",
     "stream_violation",
+    "whole_violation",
 ]
 
 Tied = tuple[tuple[str, ...], ...]
@@ -589,6 +593,75 @@ def _chunked(case: Case) -> str | None:
     return None
 
 
+def offload_violation(
+    offload: Offload, pp: int, zero_stage: int, shards: int
+) -> str | None:
+    """Why tensors cannot lie in the host's memory; None if they can.
+
+    Args:
+        offload: Which.
+        pp: Pipeline degree.
+        zero_stage: ZeRO's stage.
+        shards: Devices that ZeRO shards over.
+    """
+    if offload.states != "parameters":
+        return None
+    if pp > 1:
+        return (
+            f"offload.states=parameters with pp={pp}; a stage would wait for its "
+            f"weights with every microbatch, use optimizer, or pp=1"
+        )
+    if zero_stage == 0 or shards == 1:
+        return (
+            f"offload.states=parameters with zero_stage={zero_stage} over {shards} "
+            f"devices; weights come to a device as ZeRO gathers them, use optimizer, "
+            f"or zero_stage=3 with dp_shard or cp > 1"
+        )
+    return None
+
+
+def _offloaded(case: Case) -> str | None:
+    strategy, offload = case.strategy, case.strategy.offload
+    if not offload:
+        return None
+    for slot in methods.slots():
+        value = getattr(strategy, slot)
+        if value != methods.default_value(slot):
+            return (
+                f"offload={offload} with {slot}={value}, with which it was not tried; "
+                f"use offload=none"
+            )
+    if offload.states == "parameters" and strategy.precision.compute == "float16":
+        return (
+            "offload.states=parameters with compute=float16, whose gradients are "
+            "scaled on the device; use bfloat16, or optimizer"
+        )
+    if offload.activations and not strategy.stages:
+        return (
+            "offload.activations without stages; name the modules of the one stage, "
+            "each of which begins its recomputation with what is offloaded"
+        )
+    kinds = {stage.recompute for stage in strategy.stages}
+    if offload.activations and kinds != {"full"}:
+        return (
+            f"offload.activations with recompute={', '.join(sorted(kinds))}; what is "
+            f"offloaded is what recomputation begins with, use recompute=full"
+        )
+    if offload.activations and strategy.compile:
+        return (
+            "offload.activations with compile=True; compiled blocks save what no hook "
+            "sees, use one of the two"
+        )
+    splits = strategy.mesh.pp > 1 and strategy.schedule_spec.splits_backward
+    if offload.activations and splits:
+        return (
+            f"offload.activations with {strategy.schedule}; a split backward reads "
+            f"them twice, use 1F1B"
+        )
+    mesh = strategy.mesh
+    return offload_violation(offload, mesh.pp, strategy.zero_stage, mesh.shards)
+
+
 def _patterns(case: Case) -> str | None:
     strategy = case.strategy
     sharding = strategy.sharding
@@ -625,6 +698,23 @@ def _style(strategy: Strategy, parameter: str) -> str:
 _KNOWN_STATES = ("AdamW", "Adam", "SGD")
 
 
+def whole_violation(name: str, shards: int, tp: int, ep: int) -> str | None:
+    """Why an optimizer cannot update parts of tensors; None if it can, or has none.
+
+    Args:
+        name: Of the optimizer.
+        shards: Devices that ZeRO divides tensors over.
+        tp: Degree; likewise ep.
+    """
+    if not OPTIMIZERS[name].whole or shards == tp == ep == 1:
+        return None
+    axis = "ZeRO" if shards > 1 else f"tp={tp}" if tp > 1 else f"ep={ep}"
+    return (
+        f"optimizer={name} with {axis}; it keeps sums and scales of whole tensors, of "
+        f"which a rank has a part, use AdamW, or dp_replicate or pp"
+    )
+
+
 def _optimizer(case: Case) -> str | None:
     strategy = case.strategy
     name, ema = strategy.optimizer.name, strategy.optimizer.ema
@@ -633,6 +723,17 @@ def _optimizer(case: Case) -> str | None:
             f"ema={ema} with parameter={strategy.precision.parameter}, in which a "
             f"step's part of an average is lost in rounding; use float32 or ema=None"
         )
+    kind, mesh = OPTIMIZERS[name], strategy.mesh
+    if not kind.elementwise and strategy.offload.states != "none":
+        return (
+            f"optimizer={name} with offload.states={strategy.offload.states}; the host "
+            f"updates numbers one by one, use AdamW, or offload=none"
+        )
+    violation = whole_violation(
+        name, mesh.shards if strategy.zero_stage else 1, mesh.tp, mesh.ep
+    )
+    if violation is not None:
+        return violation
     if name in _KNOWN_STATES and ema is None:
         return None
     for slot in methods.slots():
@@ -669,6 +770,7 @@ _RULES: tuple[Callable[[Case], str | None], ...] = (
     _summed,
     _compiled,
     _chunked,
+    _offloaded,
     _patterns,
     _tied,
 )

@@ -272,7 +272,7 @@ def finish(
     )
     nearest = min(
         candidates,
-        key=lambda c: float((c.cost.memory.total - c.cost.limit_bytes).max()),
+        key=lambda c: c.cost.lack_bytes,
         default=None,
     )
     fidelities = ("analytic", "simulated")

@@ -354,7 +354,7 @@ class Campaign(_Prices):
         cost, devices = candidate.cost, candidate.strategy.mesh.num_devices
         if cost.fits:
             return score(cost, devices, self.request.objective)
-        over = float((cost.memory.total - cost.limit_bytes).max())
+        over = cost.lack_bytes
         return _OVER * (1 + over / 1e9)
 
     def simulate_best(self, count: int) -> None:

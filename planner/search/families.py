@@ -110,7 +110,7 @@ def data_parallel_alone(request: Request) -> Candidate | None:
 def _key(candidate: Candidate, request: Request) -> tuple[bool, float, float]:
     """Order those that fit by the objective, before others by what they lack."""
     cost = candidate.cost
-    lack = float((cost.memory.total - cost.limit_bytes).max())
+    lack = cost.lack_bytes
     if lack > 0:
         return True, lack, 0.0
     return False, 0.0, preference(candidate, request.objective)[0]

@@ -63,7 +63,7 @@ def runners_up(
 
 
 def _reason(other: Candidate, best: Candidate, objective: Objective) -> str:
-    lack = float((other.cost.memory.total - other.cost.limit_bytes).max())
+    lack = other.cost.lack_bytes
     if lack > 0:
         return f"does not fit: {format_bytes(lack)} over the limit"
     faster = other.cost.step_time_s < best.cost.step_time_s * (1 - _EQUAL)

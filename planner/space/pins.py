@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from planner.errors import StrategyError, UnknownNameError
-from planner.schema import PINNABLE
+from planner.schema import PINNABLE, Offload
 from planner.schema.methods import read_method, slots
 from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
 from planner.schema.strategy import Boundary, SumAlgorithm
@@ -23,7 +23,10 @@ Pin = bool | int | str
 _SWITCHES = frozenset({"sequence_parallel", "compile"})
 #: Knobs that all strategies of a request have in common: no column of a table.
 _COMMON = frozenset(
-    {*slots(), "boundary", "replicas", "compile", "loss_chunks", "semantics"}
+    {
+        *slots(),
+        *("boundary", "replicas", "compile", "loss_chunks", "offload", "semantics"),
+    }
 )
 _SEMANTICS = ("exact", "approximate")
 
@@ -37,6 +40,7 @@ def _names(knob: str) -> Sequence[str]:
         "semantics": _SEMANTICS,
         "boundary": get_args(Boundary),
         # A hierarchy needs domains, which a pin does not tell.
+        "offload": Offload.names(),
         "replicas": [n for n in get_args(SumAlgorithm) if n != "hierarchy"],
     }
     return named.get(knob, ())

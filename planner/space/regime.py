@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from planner.schema import Communication, Strategy
+from planner.schema import Communication, Offload, Strategy
 from planner.schema.methods import (
     Asynchrony,
     GradientCompression,
@@ -34,7 +34,7 @@ class Regime:
 
     Attributes:
         synchronisation: As in :class:`planner.schema.Strategy`; likewise the next
-            six. Asking for an inexact method is consent to it.
+            seven. Asking for an inexact method is consent to it.
         efficiency: Progress of a sample toward the final loss over that of a sample
             of exact training, by evidence; None counts as 1.
     """
@@ -46,6 +46,7 @@ class Regime:
     communication: Communication = field(default_factory=Communication)
     compile: bool = False
     loss_chunks: int = 1
+    offload: Offload = field(default_factory=Offload)
     semantics: Literal["exact", "approximate"] = "exact"
     efficiency: float | None = None
 
@@ -74,6 +75,8 @@ class Regime:
         )
         if "loss_chunks" in pins:
             values["loss_chunks"] = pins["loss_chunks"]
+        if "offload" in pins:
+            values["offload"] = Offload.from_name(pins["offload"])
         return cls(compile=bool(pins.get("compile", False)), **values)
 
     @property

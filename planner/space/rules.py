@@ -17,6 +17,7 @@ from planner.errors import StrategyError
 from planner.schema import Strategy, TensorSharding
 from planner.schema.halo import best_split, split_violation
 from planner.schema.methods import limit_violations
+from planner.schema.optimizers import OPTIMIZERS
 from planner.schema.schedules import schedule_name, schedule_spec
 from planner.schema.strategy import plain_replicas
 from planner.schema.violations import (
@@ -24,7 +25,9 @@ from planner.schema.violations import (
     batch_norm_violation,
     boundary_violation,
     coupled_violation,
+    offload_violation,
     stream_violation,
+    whole_violation,
 )
 from planner.space.build import skeleton
 from planner.space.facts import Facts
@@ -436,6 +439,46 @@ RULES: tuple[Rule, ...] = (
         violation=lambda _, f: (
             f"loss_chunks={f.regime.loss_chunks}, but {f.unchunkable}; use "
             f"loss_chunks=1"
+        ),
+    ),
+    Rule(
+        name="optimizer",
+        violated=lambda t, f: (
+            OPTIMIZERS[f.optimizer.name].whole
+            & (((t.zero_stage > 0) & (t.dp_shard * t.cp > 1)) | (t.tp > 1) | (t.ep > 1))
+        ),
+        violation=lambda r, f: (
+            whole_violation(
+                f.optimizer.name,
+                r["dp_shard"] * r["cp"] if r["zero_stage"] else 1,
+                r["tp"],
+                r["ep"],
+            )
+            or ""
+        ),
+    ),
+    Rule(
+        name="offloaded activations",
+        violated=lambda t, f: (
+            f.regime.offload.activations
+            & (t.recompute != RECOMPUTE_NAMES.index("full"))
+        ),
+        violation=lambda r, _: (
+            f"offload.activations with recompute={RECOMPUTE_NAMES[r['recompute']]}: "
+            f"what is offloaded is what recomputation begins with, use recompute=full"
+        ),
+    ),
+    Rule(
+        name="offload",
+        violated=lambda t, f: (
+            (f.regime.offload.states == "parameters")
+            & ((t.pp > 1) | (t.zero_stage == 0) | (t.dp_shard * t.cp == 1))
+        ),
+        violation=lambda r, f: (
+            offload_violation(
+                f.regime.offload, r["pp"], r["zero_stage"], r["dp_shard"] * r["cp"]
+            )
+            or ""
         ),
     ),
     Rule(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from planner.schema import Strategy
 from planner.schema.optimizers import OPTIMIZERS
 from planner.targets.base import Case, Target, Violation
-from planner.targets.rules import on_cpu, ranks_in_order
+from planner.targets.rules import offloads_parameters, on_cpu, ranks_in_order
 
 __all__ = ["TARGETS", "by_fsdp"]
 
@@ -170,11 +170,12 @@ TARGETS = (
                 "context_algorithm",
                 "grad_clip_norm",
                 "compile",
+                "offload.states",
                 "device_ranges",
             }
         ),
         leaves=frozenset({"sharding.patterns"}),
-        optimizers=frozenset(OPTIMIZERS),
+        optimizers=frozenset(n for n, kind in OPTIMIZERS.items() if kind.elementwise),
         reasons={
             "mesh.pp": "accelerate's mesh has no pipeline axis",
             "mesh.ep": "accelerate's mesh has no expert axis",
@@ -186,6 +187,7 @@ TARGETS = (
         },
         rules=(
             ranks_in_order,
+            offloads_parameters,
             _shards_on_accelerators,
             _something_to_shard,
             _zero,

@@ -176,6 +176,8 @@ _NOTES: dict[str, _Note] = {
     "communication.replicas.pieces": _Note(means="pieces of replicas' sums"),
     "compile": _Note(means="torch.compile of blocks"),
     "loss_chunks": _Note(means="parts of the tokens whose logits are there at once"),
+    "offload.states": _Note(means="states in the host's memory"),
+    "offload.activations": _Note(means="activations in the host's memory"),
     "device_ranges": _Note(means="device of every rank"),
     "semantics": _Note(means="consent to approximate training"),
 }

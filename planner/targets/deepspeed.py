@@ -115,6 +115,20 @@ def _precision(case: Case) -> Violation | None:
     return None
 
 
+def _offload(case: Case) -> Violation | None:
+    states, mesh = case.strategy.offload.states, case.strategy.mesh
+    stage = case.strategy.zero_stage if mesh.shards > 1 else 0
+    needs = {"none": 0, "optimizer": 1, "parameters": 3}[states]
+    if stage >= needs:
+        return None
+    return Violation(
+        field="offload.states",
+        value=states,
+        why=f"DeepSpeed offloads them from ZeRO {needs} on, and this is ZeRO {stage}",
+        remedy=f"use zero_stage={needs}, or none",
+    )
+
+
 TARGETS = (
     Target(
         name="deepspeed",
@@ -138,6 +152,7 @@ TARGETS = (
                 "optimizer",
                 "context_algorithm",
                 "grad_clip_norm",
+                "offload.states",
                 "device_ranges",
             }
         ),
@@ -148,6 +163,8 @@ TARGETS = (
             "mesh.ep": "experts are dealt out by modules of the training script",
             "sharding.sequence_parallel": "AutoTP keeps whole sequences between layers",
             "sharding.loss_parallel": "AutoTP gathers logits",
+            "offload.activations": "deepspeed.checkpointing, which a training script "
+            "calls, decides it",
             "overlap.forward_prefetch": "it counts parameters, not units",
             "overlap.backward_prefetch": "it counts parameters, not units",
         },
@@ -157,6 +174,7 @@ TARGETS = (
             _shards_over_all,
             _ulysses,
             _precision,
+            _offload,
         ),
         limits=(
             "pipelines (its script decides them) and expert parallelism",

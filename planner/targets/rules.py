@@ -16,6 +16,7 @@ __all__ = [
     "is_cpu",
     "known_resource",
     "no_float8",
+    "offloads_parameters",
     "on_cpu",
     "on_skypilot",
     "one_kind_of_device",
@@ -125,6 +126,18 @@ def ranks_in_order(case: Case) -> Violation | None:
         "the launcher numbers them, host by host",
         remedy="plan again with devices in order, or export for a launcher of "
         "meshwright run",
+    )
+
+
+def offloads_parameters(case: Case) -> Violation | None:
+    """Require that FSDP offloads, which moves states, gradients and weights at once."""
+    if case.strategy.offload.states != "optimizer":
+        return None
+    return Violation(
+        field="offload.states",
+        value="optimizer",
+        why="FSDP's CPUOffloadPolicy moves weights and gradients along",
+        remedy="use parameters or none",
     )
 
 

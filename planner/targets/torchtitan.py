@@ -8,6 +8,7 @@ from planner.targets.layers import layers_of_stages
 from planner.targets.rules import (
     experts_of_own_tokens,
     no_float8,
+    offloads_parameters,
     one_recompute,
     ranks_in_order,
 )
@@ -48,6 +49,7 @@ _SAID = frozenset(
         "optimizer",
         "grad_clip_norm",
         "compile",
+        "offload.states",
         "device_ranges",
     }
 )
@@ -238,6 +240,7 @@ def _mixed_precision(case: Case) -> Violation | None:
 
 
 _RULES = (
+    offloads_parameters,
     _whole_layers,
     one_recompute,
     experts_of_own_tokens,
@@ -247,6 +250,7 @@ _RULES = (
     _gathered_keys,
     _tied_pipeline,
     no_float8,
+    offloads_parameters,
     _dtypes,
     ranks_in_order,
 )

@@ -21,7 +21,7 @@ from planner.schema import (
     Strategy,
 )
 from planner.schema.base import leaf_defaults
-from planner.schema.strategy import Collective
+from planner.schema.strategy import Collective, Offload
 from planner.search import OBJECTIVES
 from tests.cli.shell import ask, meshwright
 
@@ -61,7 +61,7 @@ _NOT_PINNED = {
     *("stages", "rank", "modules", "device_ranges", "patterns", "loss_parallel"),
     *(*Precision.model_fields, *Optimizer.model_fields, *Overlap.model_fields),
     *("context_algorithm", "spatial", "grad_clip_norm"),
-    *Collective.model_fields,
+    *(*Collective.model_fields, *Offload.model_fields),
 }
 
 
@@ -70,8 +70,8 @@ def test_the_help_of_plan_names_every_field_of_a_strategy_that_can_be_pinned(
 ) -> None:
     fields = {*leaf_defaults(Strategy), *Stage.model_fields}
     knobs = {field.rpartition(".")[2] for field in fields} - _NOT_PINNED
-    # A document that is pinned by its first field.
-    knobs |= {"replicas"}
+    # Documents that are pinned as one.
+    knobs |= {"replicas", "offload"}
     text = ask(capsys, "plan", "--help").out
     said = text.partition("--pin KNOB=VALUE")[2].partition("May be given")[0]
     assert knobs == {*re.findall(r"[a-z_]+", said)} & {*PINNABLE}

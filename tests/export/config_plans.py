@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.schema import Optimizer, Plan, Precision, TensorSharding
+from planner.schema import Offload, Optimizer, Plan, Precision, TensorSharding
 from tests.export.plans import PLANS, make_plan
 
 __all__ = ["ACCELERATE", "DEEPSPEED", "EXPRESSIBLE", "NANOTRON", "SCRIPTS"]
@@ -22,6 +22,9 @@ ACCELERATE: dict[str, Plan] = {
         recompute="full",
         compile=True,
         grad_clip_norm=1.0,
+    ),
+    "offloaded": make_plan(
+        mesh={"dp_shard": 8}, zero_stage=3, offload=Offload(states="parameters")
     ),
     "some-devices": make_plan(
         ((2, 8),),
@@ -53,6 +56,12 @@ DEEPSPEED: dict[str, Plan] = {
     "replicas": PLANS["replicas"],
     "zero3": PLANS["zero3"],
     "mics": PLANS["hybrid"],
+    "offloaded": make_plan(
+        mesh={"dp_shard": 8}, zero_stage=3, offload=Offload(states="parameters")
+    ),
+    "offloaded-optimizer": make_plan(
+        mesh={"dp_shard": 8}, zero_stage=1, offload=Offload(states="optimizer")
+    ),
     "tensor": PLANS["tensor"],
     "tensor-zero2": make_plan(
         mesh={"dp_shard": 4, "tp": 2},

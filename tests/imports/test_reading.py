@@ -174,9 +174,9 @@ def test_deepspeed_counts_devices_by_its_batch() -> None:
         ),
         ({"zero_optimization": {"stage": 5}}, 8, "stage=5 is not 0 to 3"),
         (
-            {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+            {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
             8,
-            "does not price offloading",
+            "offload_optimizer=nvme: Meshwright prices what is offloaded to the host",
         ),
         ({"train_batch_size": "many"}, 8, "'many' is not of type int"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, 8, "both on"),
@@ -244,14 +244,16 @@ def test_harmless_words_that_are_not_known_are_passed_over() -> None:
     assert "--colour" not in str(refused.value)
 
 
-def test_what_is_offloaded_is_refused_all_at_once_unless_asked_for() -> None:
+def test_what_is_offloaded_is_read_or_passed_over_if_asked() -> None:
     zero = {"stage": 3, "offload_param": {"device": "cpu"}, "cpu_offload": True}
-    with pytest.raises(StrategyError, match=r"offload_param=cpu.*cpu_offload=True"):
-        deepspeed(8, zero_optimization=zero)
+    assert deepspeed(8, zero_optimization=zero).strategy.offload.states == "parameters"
+    older = {"stage": 2, "cpu_offload": True}
+    assert deepspeed(8, zero_optimization=older).strategy.offload.states == "optimizer"
     text = json.dumps({"zero_optimization": zero})
     wanted = Wanted(world_size=8, without_offload=True)
     found = import_text("deepspeed", text, wanted, "ds.json")
     assert found.strategy.zero_stage == 3
+    assert not found.strategy.offload
     assert told(found)["zero_optimization.offload_param"].startswith("cpu: priced wit")
 
 
@@ -357,7 +359,6 @@ def test_accelerate_shards_over_all_without_a_mesh() -> None:
         (FSDP, {"world_size": 4}, "num_processes=8, but world_size=4"),
         (FSDP, {"global_batch": 12}, "global_batch=12 is not a multiple of 8"),
         (f"{FSDP}mixed_precison: bf16", {}, "did you mean 'mixed_precision'"),
-        (f"{FSDP}fsdp_config: {{fsdp_offload_params: true}}", {}, "offloading"),
         ("distributed_type: TPU\nnum_processes: 8\n", {}, "TPU is not read; NO, MULTI"),
         ("distributed_type: NO\nnum_processes: 2\n", {}, "use MULTI_GPU or FSDP"),
         (f"{FSDP}mixed_precision: int4", {}, "mixed_precision=int4 is not one of"),

@@ -36,6 +36,7 @@ __all__ = [
     "kernel_times",
     "optimizer_seconds",
     "summed_bytes",
+    "update_passes",
 ]
 
 Array = NDArray[np.float64]
@@ -427,6 +428,22 @@ _UPDATE_REACHED = 0.72
 _UNFUSED_PASS = 3.0
 
 
+def update_passes(optimizer: Optimizer, *, clip: bool) -> float:
+    """Reads and writes of a scalar in one update.
+
+    Args:
+        optimizer: Which update.
+        clip: Whether gradients are normed and scaled before.
+    """
+    passes = OPTIMIZERS[optimizer.name].passes
+    if optimizer.momentum:
+        passes += 2
+    if optimizer.ema is not None:
+        # Weights and average are read, the average is written.
+        passes += 3
+    return passes + (3 if clip else 0)
+
+
 def optimizer_seconds(
     scalars: Array,
     tensors: Array,
@@ -446,15 +463,10 @@ def optimizer_seconds(
         optimizer: Which update.
         clip: Whether gradients are normed and scaled before.
     """
-    kind = OPTIMIZERS[optimizer.name]
-    passes, ops = kind.passes, kind.ops
-    if optimizer.momentum:
-        passes, ops = passes + 2, ops + 2
-    if optimizer.ema is not None:
-        # Weights and average are read, the average is written.
-        passes, ops = passes + 3, ops + 1
+    ops = OPTIMIZERS[optimizer.name].ops
+    ops += 2 * bool(optimizer.momentum) + (optimizer.ema is not None)
     ops += 3 if clip else 0
-    passes += 3 if clip else 0
+    passes = update_passes(optimizer, clip=clip)
     on_cpu = np.array([device.backend == "gloo" for device in devices])
     rate = np.array([device.memory_bandwidth_bytes_per_s for device in devices])
     launch = np.array([device.kernel_overhead_s for device in devices])

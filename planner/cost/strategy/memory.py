@@ -170,7 +170,7 @@ def strategy_memory(
         parts,
         parameters=parts.parameters + exchanged.weights + pipeline.versions,
         gradients=parts.gradients + exchanged.kept,
-        optimizer=parts.optimizer + exchanged.states,
+        optimizer=parts.optimizer * stages.state_share + exchanged.states,
         # Activations are gone when the last gradients are exchanged.
         activations=exchanged.beside(parts.activations),
     )

@@ -16,12 +16,19 @@ from numpy.typing import NDArray
 
 from planner.cost.context import PricingContext
 from planner.cost.kernels.roofline import copy_seconds, optimizer_seconds
+from planner.cost.offload import (
+    OffloadRows,
+    moving_seconds,
+    update_on_host_seconds,
+)
+from planner.cost.optimizer_states import matrix_seconds, state_shares
 from planner.cost.replicas import ReplicaRows, expert_spread
+from planner.cost.table.memory import RULES, chunks_in_flight
 from planner.cost.traffic.collectives import TP_KINDS, ReplicaGroups
 from planner.cost.units import UnitCosts
 from planner.errors import StrategyError
 from planner.schema import Strategy
-from planner.simulate import ActionTable, actions
+from planner.simulate import ActionTable, actions, schedule_columns
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = ["ParameterShards", "StageTimes", "Stages", "TiedTraffic"]
@@ -259,15 +266,64 @@ class Stages:
         older = [strategy.asynchrony.older_versions(rank, pp) for rank in range(pp)]
         weights = self.parameters.trained_shard * context.scalar_bytes.stored
         copied = copy_seconds(weights * (np.array(older) > 0), types, devices)
+        clip = strategy.grad_clip_norm is not None
+        offload, moving = context.regime.offload, np.zeros(pp)
+        if offload:
+            moving = moving_seconds(self.offloaded, context)
+        if offload.states != "none" and context.on_gpu:
+            trained = self.parameters.trained_shard
+            return moving + update_on_host_seconds(trained, context, clip=clip)
         update = optimizer_seconds(
             self.parameters.trained_shard,
             self.tensors,
             types,
             devices,
             context.optimizer,
-            clip=strategy.grad_clip_norm is not None,
+            clip=clip,
         )
-        return np.asarray(update + copied)
+        products = matrix_seconds(
+            self.parameters.trained * strategy.mesh.tp, types, context
+        )
+        return np.asarray(update + copied + moving + products)
+
+    @cached_property
+    def state_share(self) -> Array:
+        """Bytes of optimizer states over what the model's mean would give. [pp]."""
+        context, costs = self.context, self.costs
+        trained = costs.trained_dense[0] + costs.trained_experts[0]
+        shares = state_shares(context.optimizer, context.graph)
+        both = self.sums(np.stack([trained * shares, trained]))
+        found, plain = (self.of_ranks(each) for each in both)
+        return np.divide(found, plain, out=np.ones_like(found), where=plain > 0)
+
+    @cached_property
+    def offloaded(self) -> OffloadRows:
+        """What lies in the host's memory, by pp rank."""
+        strategy, costs = self.strategy, self.costs
+        index = np.arange(len(self.rank))
+        saved = self.sums(costs.offloaded_bytes[:, 0])[self.recompute, index]
+        flying = [
+            chunks_in_flight(
+                schedule_columns(*RULES),
+                strategy.schedule_spec.code,
+                self.pp,
+                strategy.virtual_stages,
+                strategy.num_microbatches,
+                rank,
+            )
+            / strategy.virtual_stages
+            for rank in range(self.pp)
+        ]
+        return OffloadRows(
+            shards=self.parameters.shard,
+            trained=self.parameters.trained_shard,
+            saved_bytes=self.of_ranks(saved),
+            in_flight=np.array(flying),
+            zero_stage=np.full(self.pp, strategy.zero_stage),
+            num_microbatches=np.full(self.pp, strategy.num_microbatches),
+            forward_s=self.of_ranks(self.times.forward),
+            backward_s=self.of_ranks(self.times.backward),
+        )
 
     @cached_property
     def core_contention(self) -> tuple[float, float]:

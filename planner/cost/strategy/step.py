@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.learning import learning_pricing
+from planner.cost.offload import host_bytes, host_limit_bytes
 from planner.cost.pipelines import Pipeline, PipelinePricing, pipeline_pricing
 from planner.cost.replicas import ReplicaTraffic, replica_pricing
 from planner.cost.result import Cost
@@ -160,21 +161,44 @@ def price_strategy(stages: Stages, fidelity: Fidelity) -> Cost:
     ):
         payload[kind] = payload.get(kind, 0.0) + more
     breakdown, exchange = step.breakdown_s, replica_pricing(strategy.synchronisation)
+    memory = strategy_memory(
+        stages,
+        _pipeline_of(stages).memory(stages),
+        exchange.held(stages.replicas[0], context),
+    )
+    limits = context.limits_of_ranks(stages.pp)
     return Cost(
         step_time_s=float(sum(breakdown.values())),
         breakdown_s=breakdown,
-        memory=strategy_memory(
-            stages,
-            _pipeline_of(stages).memory(stages),
-            exchange.held(stages.replicas[0], context),
-        ),
-        limit_bytes=context.limits_of_ranks(stages.pp),
+        memory=memory,
+        limit_bytes=limits,
         device_type=context.types_of_ranks(stages.pp),
+        **_on_hosts(stages, limits - memory.total),
         link_bytes=_busiest(links),
         collective_bytes=_busiest(payload),
         fidelity=fidelity,
         efficiency=context.regime.efficiency or 1.0,
     )
+
+
+def _on_hosts(stages: Stages, left_bytes: Array) -> dict[str, Any]:
+    """Fields of a price that tell what lies in the hosts' memory; none if nothing.
+
+    Args:
+        stages: Of the strategy.
+        left_bytes: Below the limit of the devices, which CPU processes have in the
+            same memory. Shape [pp].
+    """
+    context = stages.context
+    if not context.regime.offload:
+        return {}
+    limit = host_limit_bytes(context)
+    if not context.on_gpu:
+        limit = min(limit, float(left_bytes.min()))
+    return {
+        "host_bytes": host_bytes(stages.offloaded, context),
+        "host_limit_bytes": limit,
+    }
 
 
 def _busiest(values: dict[str, Array]) -> dict[str, float]:

@@ -121,7 +121,7 @@ def _of_gradients(
 ) -> float:
     """Bytes of gradients on one device, once they are there."""
     gradients = has.trained * of.stored
-    shard = has.trained_shard * of.stored
+    shard = has.trained_shard * of.stored * of.shard_share
     if zero >= 1:
         wide = max(of.reduce, of.compute) if many > 1 else of.compute
         gradients = has.trained * wide
@@ -134,7 +134,8 @@ def _of_gradients(
         gradients += has.trained * of.compute
     if of.computed_gradients:
         early = zero == 3 or (zero == 2 and pp == 1 and not of.gathers_whole)
-        gradients = (has.trained_shard if early else has.trained) * of.compute
+        shard = has.trained_shard * of.shard_share
+        gradients = (shard if early else has.trained) * of.compute
     return gradients
 
 
@@ -165,7 +166,7 @@ def _at_peak(
     first = gradients if ahead or of.gradients_ahead or of.computed_gradients else 0.0
     owned, trained = has.whole, has.trained
     if zero >= 1:
-        owned, trained = has.shard, has.trained_shard
+        owned, trained = has.shard * of.shard_share, has.trained_shard
     found = (early, first, held.first + working)
     later = held.later + (working if held.later > held.again else ending)
     if early + gradients + later > found[0] + found[1] + found[2]:

@@ -8,10 +8,18 @@ from numpy.typing import NDArray
 from planner.cost.context import Combinations, PricingContext
 from planner.cost.kernels.roofline import copy_seconds, optimizer_seconds
 from planner.cost.learning import learning_pricing
+from planner.cost.offload import (
+    OffloadRows,
+    host_bytes,
+    host_limit_bytes,
+    moving_seconds,
+    update_on_host_seconds,
+)
+from planner.cost.optimizer_states import matrix_seconds
 from planner.cost.pipelines import RowTimes, pipeline_pricing
 from planner.cost.replicas import ReplicaRows, replica_pricing
 from planner.cost.result import PARTS, CostTable
-from planner.cost.table.memory import table_memory
+from planner.cost.table.memory import RULES, chunks_in_flight, table_memory
 from planner.cost.table.orders import Orders, Places
 from planner.cost.table.ranks import KEPT
 from planner.cost.table.rows import Columns, columns_of, number_rows
@@ -32,8 +40,13 @@ Index = NDArray[np.int64]
 
 def _look_up(
     orders: Orders, table: StrategyTable, order: Index, places: Places
-) -> tuple[Summaries, Index]:
-    """Sum up the table's distinct cuts; and which of them each row uses. [n]."""
+) -> tuple[Summaries, Index, Array]:
+    """Sum up the table's distinct cuts.
+
+    Returns:
+        The cuts; which of them each row uses, [n]; and what a microbatch saves in the
+        host's memory on the mean rank, [n].
+    """
     synchronisation = orders.context.regime.synchronisation
     tp = np.asarray(synchronisation.ways(table.tp, table.dp_replicate))
     depth = None
@@ -72,7 +85,8 @@ def _look_up(
         bandwidth=places.bandwidth,
         latency=places.latency,
     )
-    return summarize(costs, pairs), pair
+    offloaded = costs.offloaded_bytes.sum(axis=-1)[table.recompute, combo] / table.pp
+    return summarize(costs, pairs), pair, offloaded
 
 
 def _pipelines(
@@ -193,6 +207,10 @@ def _update_seconds(
         tensors: Tensors they are in. Shape [n].
     """
     types, devices = places.slowest[rows.place], context.cluster.device_types
+    if context.regime.offload.states != "none" and context.on_gpu:
+        clip = context.grad_clip_norm is not None
+        seconds = update_on_host_seconds(shards, context, clip=clip)
+        return np.asarray(seconds * places.core_contention[rows.place, 1])
     update = optimizer_seconds(
         shards,
         tensors,
@@ -201,12 +219,46 @@ def _update_seconds(
         context.optimizer,
         clip=context.grad_clip_norm is not None,
     )
+    ways = rows.tp * np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1)
+    update += matrix_seconds(shards * ways, types, context)
     asynchrony = context.regime.asynchrony
     if asynchrony.update_interval:
         # Weights that microbatches under way began with are left to them.
         update += copy_seconds(shards * context.scalar_bytes.stored, types, devices)
     update *= asynchrony.updates(rows.num_microbatches)
     return np.asarray(update * places.core_contention[rows.place, 1])
+
+
+def _offloaded(
+    rows: Columns, owed: ReplicaRows, trained: Array, saved_bytes: Array
+) -> OffloadRows:
+    """Describe what lies in the host's memory for a device of the first rank.
+
+    Args:
+        rows: The table.
+        owed: Copies of the same rank.
+        trained: Its trained scalars. Shape [n].
+        saved_bytes: Saved by a microbatch. Shape [n].
+    """
+    ways = np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1)
+    rules = schedule_columns(*RULES)
+    columns = (rows.schedule, rows.pp, rows.virtual_stages, rows.num_microbatches)
+    flying = [
+        chunks_in_flight(rules, int(code), int(pp), int(virtual), int(many), 0)
+        / int(virtual)
+        for code, pp, virtual, many in zip(*columns, strict=True)
+    ]
+    frozen = np.maximum(owed.scalars - owed.trained, 0.0) / ways
+    return OffloadRows(
+        shards=trained + frozen,
+        trained=trained,
+        saved_bytes=saved_bytes,
+        in_flight=np.array(flying),
+        zero_stage=rows.zero_stage,
+        num_microbatches=rows.num_microbatches,
+        forward_s=np.asarray(owed.forward_s),
+        backward_s=np.asarray(owed.backward_s),
+    )
 
 
 def price_table(
@@ -234,7 +286,7 @@ def price_table(
             excess_bytes=np.zeros(0),
         )
     places = orders.places(order, table.pp)
-    summaries, pair = _look_up(orders, table, order, places)
+    summaries, pair, offloaded = _look_up(orders, table, order, places)
     rows = columns_of(table, pair, places.which)
     regime = context.regime
     memory = table_memory(
@@ -252,15 +304,24 @@ def price_table(
     parts[PARTS.index("data_parallel")] = _replica_seconds(
         orders, replicas, places, rows, owed, summaries
     )
+    trained = memory.parameter_shards
     parts[PARTS.index("optimizer")] = _update_seconds(
-        context, rows, places, memory.parameter_shards, tensors
+        context, rows, places, trained, tensors
     )
+    excess = memory.excess_bytes
+    if regime.offload:
+        there = _offloaded(rows, owed, trained, offloaded)
+        parts[PARTS.index("optimizer")] += moving_seconds(there, context)
+        lying = host_bytes(there, context)
+        # Of CPU processes it is the same memory.
+        excess = excess if context.on_gpu else excess + lying
+        excess = np.maximum(excess, lying - host_limit_bytes(context))
     # Held beside that of the fullest rank, as much on any.
     kept = replica_pricing(context.regime.synchronisation).held(owed, context).total
     return CostTable(
         step_time_s=parts.sum(axis=0),
         parts_s=parts.T,
         memory_bytes=memory.memory_bytes + kept,
-        excess_bytes=memory.excess_bytes + kept,
+        excess_bytes=excess + kept,
         efficiency=context.regime.efficiency or 1.0,
     )
