@@ -188,7 +188,8 @@ def build_mesh(
     # fully_shard over one process is how one process gets mixed precision.
     apart = strategy.synchronisation.apart
     alone = apart or degrees["replicate"] == 1 or strategy.uses_own_buckets
-    lone = {"shard"} if casts and alone else set()
+    # Nor would a table's sums have a place without it.
+    lone = {"shard"} if (casts and alone) or strategy.shards_by_table else set()
     views = [_view(device, degrees, ("pp", "replicate", "shard", "tp"), lone)]
     if degrees["cp"] > 1:
         outer = {"outer": have // (degrees["cp"] * degrees["tp"])}

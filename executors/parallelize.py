@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from executors.communication.buckets import BucketedReplicas
+from executors.communication.tables import ShardSums
 from executors.deferred.materialize import Shards
 from executors.deferred.recording import Recording
 from executors.mesh import ProcessMesh
@@ -27,7 +28,7 @@ from executors.strategies.blocks import (
 )
 from executors.strategies.chunked_head import ChunkedHead
 from executors.strategies.context import apply_context_parallel
-from executors.strategies.data_parallel import make_data_parallel
+from executors.strategies.data_parallel import make_data_parallel, sum_shards
 from executors.strategies.experts import shard_experts
 from executors.strategies.narrow import narrow_layers
 from executors.strategies.shards import apply_halo
@@ -49,6 +50,7 @@ class ParallelPart:
         zero_stage: What dp_shard splits.
         tried: Whether a loss has shown which parameters it depends on.
         head: Its last layer, if that computes the loss in chunks.
+        sums: Means over replicas of what its shards reduce, if a send table finds them.
     """
 
     module: nn.Module
@@ -58,6 +60,7 @@ class ParallelPart:
     zero_stage: int
     tried: bool = False
     head: ChunkedHead | None = None
+    sums: ShardSums | None = None
 
     def sync_gradients(self, last: bool) -> None:
         """Set whether the next backward is the last of the step.
@@ -76,11 +79,15 @@ class ParallelPart:
             module.set_requires_gradient_sync(last or self.zero_stage >= 2)
             module.set_requires_all_reduce(last)
             module.set_reshard_after_backward(last or self.zero_stage == 3)
+        if self.sums is not None:
+            self.sums.expect(last)
 
     def end_backward(self) -> None:
         """Wait for gradients that are exchanged in buckets of our own; collective."""
         if isinstance(self.module, BucketedReplicas):
             self.module.finish()
+        if self.sums is not None:
+            self.sums.finish()
 
 
 def parallelize(
@@ -169,6 +176,7 @@ def parallelize(
         ),
         zero_stage=strategy.zero_stage,
         head=head,
+        sums=sum_shards(model, strategy, place),
     )
 
 

@@ -272,11 +272,11 @@ def plan_graph(
         whole = replace(answer.request, time_budget_s=options.time_budget_s)
         answer = replace(answer, request=whole)
     timing_s = {"search": time.perf_counter() - started}
-    found = _summed(answer, answer.found, options.pin)
-    made = _assembled(answer, found, options.pin, timing_s)
+    ranked = _ranked(answer, options.pin)
+    made = _assembled(answer, ranked[0], options.pin, timing_s)
     if certifier is None or made.not_runnable:
         return made
-    return _certified(made, answer, certifier)
+    return _certified(made, answer, ranked, certifier)
 
 
 #: What a certificate that speaks against a plan says of it.
@@ -293,6 +293,7 @@ _MOST_TRIED = 12
 def _certified(
     made: Plan,
     answer: Answer,
+    ranked: Sequence[tuple[SearchResult, Candidate]],
     certifier: Certifier,
 ) -> Plan:
     """Return the best plan whose certificate does not speak against it.
@@ -300,13 +301,13 @@ def _certified(
     Args:
         made: The best plan.
         answer: What was asked, and all that was answered.
+        ranked: Candidates, the best plan's first.
         certifier: Certifies plans of the model.
     Raises:
         NoFeasiblePlanError: If there is none.
     """
     violations: dict[str, str] = {}
-    for ranked in ranked_answers(answer.results, answer.request.objective):
-        found = _summed(answer, ranked, made.provenance.pinned)
+    for found in ranked:
         strategy = found[1].strategy
         certificate = certifier.certify(made.model_copy(update={"strategy": strategy}))
         if certificate.verdict in ("right", "unknown"):
@@ -323,13 +324,20 @@ def _certified(
     )
 
 
-def _summed(
-    answer: Answer, found: tuple[SearchResult, Candidate], pins: Mapping[str, Pin]
-) -> tuple[SearchResult, Candidate]:
-    """Give what was found messages of its own for sums, if faster and not pinned."""
+def _ranked(
+    answer: Answer, pins: Mapping[str, Pin]
+) -> list[tuple[SearchResult, Candidate]]:
+    """Return what was found, the one to choose first.
+
+    That has messages of its own for sums, if those are faster and none are pinned.
+    """
+    every = ranked_answers(answer.results, answer.request.objective)
+    found = [answer.found, *(one for one in every if one[1] is not answer.found[1])]
     if "replicas" in pins:
         return found
-    return found[0], with_own_sums(answer.request, found[1])
+    candidates = [candidate for _, candidate in found]
+    best = with_own_sums(answer.request, candidates)
+    return found if best is candidates[0] else [(found[0][0], best), *found]
 
 
 def _assembled(

@@ -9,6 +9,12 @@ ratio of requested to carried; a job takes the price of its plan with the links 
 its hosts slowed down by the most stretched one. A slowed job does not request less, so
 that no iteration is needed.
 
+That is so where bursts of sending are *spread* over a step. Where they *collide*, a job
+sends at its full rate for a share of a step, and meets what the others send on average:
+its part of the request counts as if it sent all the time. Where they are *shifted*, the
+jobs of a link send one after the other, as long as a step has time for all of them
+(:mod:`planner.simulate.time_shifts`), and collide else.
+
 Functions that are called for every candidate or slot take arrays one by one: passing a
 tuple counts references of all its arrays, which costs 0.3 us a call and made listing
 candidates many times slower.
@@ -23,7 +29,14 @@ from envs.stream.state import StreamState
 from envs.stream.tables import StreamTables
 from planner.simulate.compiled import compiled, inlined
 
-__all__ = ["link_stretch", "refresh", "sent_bytes_per_s", "step_seconds", "sum_loads"]
+__all__ = [
+    "ask",
+    "link_stretch",
+    "refresh",
+    "sent_bytes_per_s",
+    "step_seconds",
+    "sum_loads",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -56,9 +69,10 @@ def sent_bytes_per_s(duty: float, bandwidth: float, per_host: int) -> float:
 
 @compiled
 def sum_loads(tables: StreamTables, state: StreamState) -> None:
-    """Fill in the requested rate of every link, and the largest of a single job."""
+    """Fill in each link's requested rate, the largest of a job, and duties."""
     state.load[:] = 0.0
     state.largest[:] = 0.0
+    state.busy[:] = 0.0
     one = np.zeros(state.load.shape[1])
     for slot in range(len(state.running)):
         reach = state.reach[slot]
@@ -76,9 +90,21 @@ def sum_loads(tables: StreamTables, state: StreamState) -> None:
                 one[tables.switches[reach - 1, host]] += rate
         for domain in range(len(one)):
             state.load[reach, domain] += one[domain]
+            if one[domain] > 0:
+                state.busy[reach, domain] += tables.duty[model, choice, reach]
             state.largest[reach, domain] = max(
                 state.largest[reach, domain], one[domain]
             )
+
+
+@inlined
+def ask(domains: Index, given: Index, rate: float, out: Array) -> None:
+    """Fill in the rate that a job requests of each link of its level. [hosts]."""
+    for host in range(len(out)):
+        out[host] = 0.0
+    for host in given:
+        if host >= 0:
+            out[domains[host]] += rate
 
 
 @inlined
@@ -89,6 +115,11 @@ def link_stretch(
     capacity: Array,
     given: Index,
     more: Array,
+    own: Array,
+    duty: float,
+    busy: Array,
+    more_duty: float,
+    bursts: int,
 ) -> float:
     """Stretch of the most stretched link between hosts that meet at a level.
 
@@ -99,6 +130,11 @@ def link_stretch(
         capacity: Capacity of each link. Shape [hosts].
         given: The hosts, then -1. Shape [most hosts].
         more: Further request by one job. Shape [hosts].
+        own: Part of ``load`` or ``more`` that the job itself requests. Shape [hosts].
+        duty: Share of a step in which it sends.
+        busy: Shares of a step in which jobs send, added up. Shape [hosts].
+        more_duty: Such share of the further request.
+        bursts: 0 if they are spread, 1 if they collide, 2 if they are shifted.
     """
     most = 1.0
     for host in given:
@@ -107,6 +143,12 @@ def link_stretch(
         domain = domains[host]
         asked = load[domain] + more[domain]
         carried = max(capacity[domain], largest[domain], more[domain])
+        if bursts > 0 and duty > 0:
+            sending = busy[domain] + (more_duty if more[domain] > 0 else 0.0)
+            if bursts == 1 or sending > 1 + 1e-9:
+                peak = own[domain] / duty
+                asked += peak - own[domain]
+                carried = max(carried, peak)
         if asked > carried:
             most = max(most, asked / carried)
     return most
@@ -116,7 +158,7 @@ def link_stretch(
 def refresh(tables: StreamTables, state: StreamState) -> None:
     """Update the speed and the end of every running job."""
     sum_loads(tables, state)
-    none = np.zeros(state.load.shape[1])
+    none, own = np.zeros(state.load.shape[1]), np.zeros(state.load.shape[1])
     now, step_s, grid = state.clock[0], tables.step_s, tables.stretches
     switches, capacity = tables.switches, tables.capacity
     load, largest = state.load, state.largest
@@ -124,7 +166,12 @@ def refresh(tables: StreamTables, state: StreamState) -> None:
         if not state.running[slot]:
             continue
         reach, stretch = state.reach[slot], 1.0
+        model, choice = state.model[slot], state.choice[slot]
         if reach > 0:
+            duty = tables.duty[model, choice, reach]
+            width, each = tables.bandwidth[choice, reach], tables.per_host[choice]
+            rate = sent_bytes_per_s(duty, width, each)
+            ask(switches[reach - 1], state.given[slot], rate, own)
             stretch = link_stretch(
                 switches[reach - 1],
                 load[reach],
@@ -132,8 +179,13 @@ def refresh(tables: StreamTables, state: StreamState) -> None:
                 capacity[reach],
                 state.given[slot],
                 none,
+                own,
+                duty,
+                state.busy[reach],
+                0.0,
+                tables.bursts[0],
             )
-        prices = step_s[state.model[slot], state.choice[slot], reach]
+        prices = step_s[model, choice, reach]
         state.stretch[slot] = stretch
         state.rate[slot] = prices[0] / step_seconds(prices, grid, stretch)
         state.ends_s[slot] = now + state.left_s[slot] / state.rate[slot]

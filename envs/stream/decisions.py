@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from envs.ramp.history import remember
 from envs.stream.contention import (
+    ask,
     link_stretch,
     refresh,
     sent_bytes_per_s,
@@ -161,19 +162,16 @@ def empty_options(tables: StreamTables) -> Options:
     )
 
 
-@inlined
-def _ask(domains: Index, given: Index, rate: float, out: Array) -> None:
-    """Fill in the rate that a job requests of each link of its level. [hosts]."""
-    for host in range(len(out)):
-        out[host] = 0.0
-    for host in given:
-        if host >= 0:
-            out[domains[host]] += rate
-
-
 @compiled
-def _harmed(tables: StreamTables, state: StreamState, reach: int, more: Array) -> int:
+def _harmed(
+    tables: StreamTables,
+    state: StreamState,
+    reach: int,
+    more: Array,
+    more_duty: float,
+) -> int:
     """Count running jobs that a further request would make miss their deadline."""
+    own = np.zeros(len(more))
     found, now, grid = 0, state.clock[0], tables.stretches
     domains, capacity = tables.switches[reach - 1], tables.capacity[reach]
     load, largest = state.load[reach], state.largest[reach]
@@ -183,8 +181,24 @@ def _harmed(tables: StreamTables, state: StreamState, reach: int, more: Array) -
         if state.ends_s[slot] > state.due_s[slot]:
             continue
         given = state.given[slot]
-        stretch = link_stretch(domains, load, largest, capacity, given, more)
-        prices = tables.step_s[state.model[slot], state.choice[slot], reach]
+        model, choice = state.model[slot], state.choice[slot]
+        duty = tables.duty[model, choice, reach]
+        width, each = tables.bandwidth[choice, reach], tables.per_host[choice]
+        ask(domains, given, sent_bytes_per_s(duty, width, each), own)
+        stretch = link_stretch(
+            domains,
+            load,
+            largest,
+            capacity,
+            given,
+            more,
+            own,
+            duty,
+            state.busy[reach],
+            more_duty,
+            tables.bursts[0],
+        )
+        prices = tables.step_s[model, choice, reach]
         rate = prices[0] / step_seconds(prices, grid, stretch)
         if now + state.left_s[slot] / rate > state.due_s[slot] + _SAME_TIME_S:
             found += 1
@@ -234,7 +248,7 @@ def list_options(
         if reach > 0:
             domains, width = switches[reach - 1], tables.bandwidth[choice, reach]
             duty = tables.duty[model, choice, reach]
-            _ask(
+            ask(
                 domains,
                 given,
                 sent_bytes_per_s(duty, width, tables.per_host[choice]),
@@ -247,6 +261,11 @@ def list_options(
                 capacity[reach],
                 given,
                 more,
+                more,
+                duty,
+                state.busy[reach],
+                duty,
+                tables.bursts[0],
             )
         jct_s = size * tables.steps[model] * step_seconds(prices, grid, stretch)
         out.stretch[choice], out.jct_s[choice] = stretch, jct_s
@@ -256,7 +275,8 @@ def list_options(
         if least > 0 and tables.degrees[choice] >= least:
             return
         if least == 0 and reach > 0:
-            out.harmed[choice] = _harmed(tables, state, reach, more)
+            duty = tables.duty[model, choice, reach]
+            out.harmed[choice] = _harmed(tables, state, reach, more, duty)
 
 
 @compiled

@@ -20,7 +20,7 @@ from envs.stream.network import StreamNetwork
 from envs.stream.observation import StreamObserver
 from envs.stream.prices import PlanPrice, PriceBook
 from envs.stream.state import StreamState, new_state, summarize, total
-from envs.stream.tables import StreamTables, stream_tables
+from envs.stream.tables import Bursts, StreamTables, stream_tables
 from planner.cluster import Cluster, device_type
 from planner.errors import StrategyError
 from planner.schema.stream import (
@@ -160,6 +160,10 @@ class StreamConfig:
         oversubscription: Rate at which the devices behind a link between hosts can send
             over that which it carries; 1 for networks that do not block. The default is
             an assumption.
+        bursts: Jobs that share a link send in bursts: ``spread`` over their steps, as
+            mean rates; so that they ``collide``, each at its full rate with the means
+            of others; or ``shifted`` in time against each other, as long as a step has
+            time for the bursts of all, where ``collide`` holds else.
         prices: File of prices besides those that ship; see
             :class:`envs.stream.prices.PriceBook`.
         observe: Whether observations are encoded in full; see StreamObserver.
@@ -182,6 +186,7 @@ class StreamConfig:
     frugal: bool = False
     reference: str | None = None
     oversubscription: float = 4.0
+    bursts: Bursts = "spread"
     prices: str | os.PathLike[str] | None = None
     observe: bool = True
     accepted_reward: float = 1.0
@@ -246,6 +251,7 @@ class StreamSession:
             self.book,
             reference=None if config.reference is None else _device(config, cluster),
             oversubscription=config.oversubscription,
+            bursts=config.bursts,
         )
         self.observer = StreamObserver(
             self.tables, observe=config.observe, max_waiting=config.max_waiting

@@ -107,6 +107,7 @@ class StreamState(NamedTuple):
         seen: State of :func:`envs.ramp.history.remember`. Shape [NUM_SEEN].
         load: Requested rate of every link, in bytes/s. Shape [r, h].
         largest: Largest request of a single job. Shape [r, h].
+        busy: Shares of a step in which the jobs of a link send, added up. Shape [r, h].
     """
 
     clock: Array
@@ -131,6 +132,7 @@ class StreamState(NamedTuple):
     seen: Floats
     load: Array
     largest: Array
+    busy: Array
 
 
 def new_state(
@@ -181,6 +183,7 @@ def new_state(
         seen=np.zeros(NUM_SEEN, dtype=np.float32),
         load=np.zeros_like(tables.capacity),
         largest=np.zeros_like(tables.capacity),
+        busy=np.zeros_like(tables.capacity),
     )
 
 

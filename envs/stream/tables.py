@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +11,19 @@ from numpy.typing import NDArray
 from envs.stream.jobs import JobType
 from envs.stream.network import Shape, StreamNetwork
 from envs.stream.prices import STRETCHES, PlanPrice, PriceBook
-from planner.errors import ClusterError, StrategyError
+from planner.errors import ClusterError, StrategyError, UnknownNameError
 from planner.schema.cluster import DeviceType
 
-__all__ = ["StreamTables", "stream_tables"]
+__all__ = ["BURSTS", "Bursts", "StreamTables", "stream_tables"]
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Index = NDArray[np.int64]
+
+
+Bursts = Literal["spread", "collide", "shifted"]
+#: In the order of their numbers.
+BURSTS: tuple[Bursts, ...] = ("spread", "collide", "shifted")
 
 
 class StreamTables(NamedTuple):
@@ -48,6 +53,7 @@ class StreamTables(NamedTuple):
         usable: True for devices that jobs may use. Shape [n].
         speed: Peak of each device over the largest. Shape [n].
         stretches: STRETCHES as an array. Shape [s].
+        bursts: Place in BURSTS. Shape [1].
     """
 
     degrees: Index
@@ -70,6 +76,7 @@ class StreamTables(NamedTuple):
     usable: Flags
     speed: Array
     stretches: Array
+    bursts: Index
 
 
 def _peak(device: DeviceType) -> float:
@@ -145,6 +152,7 @@ def stream_tables(
     *,
     reference: DeviceType | None = None,
     oversubscription: float = 4.0,
+    bursts: Bursts = "spread",
 ) -> StreamTables:
     """Price every job in every shape.
 
@@ -156,12 +164,15 @@ def stream_tables(
         reference: Device that deadlines refer to; the cluster's fastest by default.
         oversubscription: Rate at which the devices behind a link can send over that
             which it carries.
+        bursts: See :class:`envs.stream.session.StreamConfig`.
 
     Raises:
         ClusterError: If a job fits the cluster in no shape.
         StrategyError: If there are no jobs, two share a name, or oversubscription is
             below 1.
     """
+    if bursts not in BURSTS:
+        raise UnknownNameError("bursts", bursts, BURSTS)
     names = [job.name for job in jobs]
     if not names or len(set(names)) < len(names):
         raise StrategyError(
@@ -215,4 +226,5 @@ def stream_tables(
         usable=network.usable,
         speed=peaks[of_device] / peaks.max(),
         stretches=np.array(STRETCHES),
+        bursts=np.array([BURSTS.index(bursts)], dtype=np.int64),
     )

@@ -220,6 +220,9 @@ class BucketedReplicas(nn.Module):
         group: Replicas.
         exchange: What is done to a bucket.
         bucket_bytes: Size of a bucket; None for torch's own.
+        needed_first: Whether the buckets that wait behind backward end one after the
+            other, those that the next forward needs first before others; else they go
+            on side by side.
     """
 
     def __init__(
@@ -228,13 +231,15 @@ class BucketedReplicas(nn.Module):
         group: dist.ProcessGroup,
         exchange: Exchange,
         bucket_bytes: int | None = None,
+        *,
+        needed_first: bool = False,
     ) -> None:
         super().__init__()
         self.module = module
         self.exchange = exchange
         #: Whether gradients are exchanged behind the next backward.
         self.sync = True
-        self._group = group
+        self._group, self._needed_first = group, needed_first
         trained = [p for p in module.parameters() if p.requires_grad]
         block, multiple = exchange.layout(group.size())
         cut = cut_into_buckets([p.nbytes for p in trained], bucket_bytes)
@@ -334,6 +339,13 @@ class BucketedReplicas(nn.Module):
         full = list(self._full)
         self._waiting = [0] * len(self.buckets)
         self._begin()
+        if self._needed_first:
+            # Buckets are cut from the last layers back: the last is needed first.
+            begun = zip(self._order, self._running, strict=True)
+            for _, running in sorted(begun, key=lambda one: -one[0]):
+                for _ in running:
+                    pass
+            self._running = []
         while self._running:
             # A round after the other: one bucket's message travels while another's is
             # encoded, in the same order on all ranks.

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from executors.communication.buckets import Bucket, PlainExchange
 from planner.errors import ExecutionError
 from planner.schema.send_tables import Send, SendTable
 
-__all__ = ["TableExchange", "TableSum"]
+__all__ = ["ShardSums", "TableExchange", "TableSum"]
 
 #: Peer, whether this rank receives, whether it adds, first and last chunk.
 _Move = tuple[int, bool, bool, int, int]
@@ -144,3 +145,79 @@ class TableExchange(PlainExchange):
 
     def restored(self, state: Mapping[str, torch.Tensor]) -> None:
         """Do nothing: nothing is kept."""
+
+
+class ShardSums:
+    """Means over replicas of gradients that ``fully_shard`` has reduced to shards.
+
+    Each of its modules calls a hook with a reduced shard: in a step's last backward the
+    hook averages it over the replicas by a table. Those of earlier backwards, which
+    ``fully_shard`` adds up, are taken along.
+
+    Args:
+        table: An all-reduce over the replicas.
+        group: Replicas of this rank's shard.
+
+    Raises:
+        ExecutionError: As :class:`TableSum`.
+        StrategyError: The same.
+    """
+
+    def __init__(self, table: SendTable, group: dist.ProcessGroup) -> None:
+        self._sum, self._copies = TableSum(table, group), group.size()
+        self._last = True
+        self._earlier: dict[int, torch.Tensor] = {}
+        self._modules = 0
+
+    def attach(self, module: FSDPModule) -> None:
+        """Average what a module reduces; its mesh has no replicas of its own."""
+        index = self._modules
+        self._modules += 1
+        module.set_all_reduce_hook(lambda reduced: self._reduced(index, reduced))
+
+    def expect(self, last: bool) -> None:
+        """Set whether the next backward is the last of the step."""
+        if last != self._last and not last:
+            self._earlier.clear()
+        self._last = last
+
+    def _reduced(self, index: int, reduced: torch.Tensor) -> None:
+        """Average a module's shard, which is divided by the number of shards already.
+
+        A gradient of an earlier backward is a view of what was reduced then, and gets
+        later ones added: its sum moves into the last one's.
+        """
+        earlier = self._earlier.get(index)
+        if not self._last:
+            self._earlier.setdefault(index, reduced)
+            return
+        if earlier is not None:
+            if earlier.numel() != reduced.numel():
+                raise ExecutionError(
+                    f"a backward reduced {reduced.numel()} gradients of a unit, one "
+                    f"before it in the same step {earlier.numel()}; use a loss that "
+                    f"depends on the same parameters in each microbatch, or "
+                    f"communication.replicas.algorithm=library"
+                )
+            reduced.add_(earlier)
+            earlier.zero_()
+            del self._earlier[index]
+        # Divided first, so that no sum overflows where the mean would not.
+        reduced.div_(self._copies)
+        self._sum.run(reduced)
+
+    def finish(self) -> None:
+        """End a step's backward.
+
+        Raises:
+            ExecutionError: If a unit got gradients in the step, but none in its last
+                backward, which would have to average them.
+        """
+        if self._earlier:
+            self._earlier.clear()
+            raise ExecutionError(
+                "a unit got gradients in a microbatch, but none in the step's last "
+                "one, which averages them over replicas; use a loss that depends on "
+                "the same parameters in each, or communication.replicas.algorithm="
+                "library"
+            )

@@ -1,8 +1,9 @@
 """Data parallelism of one model part: replicas, ZeRO shards, or neither.
 
 Replicas are DistributedDataParallel's where it can hold them, or in buckets of our own
-where a codec compresses their gradients, else torch's ``replicate``; shards are
-``fully_shard``'s, and so are casts of what one device holds. On GPUs the gather of a
+where a codec compresses their gradients or a send table sums them, else torch's
+``replicate``; shards are ``fully_shard``'s, and so are casts of what one device holds,
+and stages and tp parts whose replicas a send table sums. On GPUs the gather of a
 unit runs beside the computation of those before it: more units ahead hide longer
 gathers, and hold more weights.
 """
@@ -28,7 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from executors.communication.buckets import BucketedReplicas, Exchange
-from executors.communication.tables import TableExchange
+from executors.communication.tables import ShardSums, TableExchange
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
 from executors.strategies.compression import bucket_mb, compress_gradients
@@ -36,7 +37,13 @@ from planner.plugins import load_object
 from planner.schema import Overlap, Precision, Strategy
 from planner.schema.methods import MethodValue, method_of, read_method
 
-__all__ = ["is_whole", "make_data_parallel", "set_prefetch", "wait_for_fewer"]
+__all__ = [
+    "is_whole",
+    "make_data_parallel",
+    "set_prefetch",
+    "sum_shards",
+    "wait_for_fewer",
+]
 
 
 def is_whole(parameter: torch.Tensor) -> bool:
@@ -78,6 +85,10 @@ def make_data_parallel(
         return model
     if not any(True for _ in model.parameters()):
         return model
+    if strategy.shards_by_table and place.reduces:
+        # Of shards of one replica each; a table averages them, see ``sum_shards``.
+        _fully_shard(model, strategy, place, units, experts, alone=True)
+        return model
     if place.size("shard") > 1 or not place.reduces:
         _fully_shard(model, strategy, place, units, experts)
         return model
@@ -115,7 +126,34 @@ def _in_own_buckets(
         method = method_of("gradient_compression", codec)
         assert method.runs is not None
         exchange = load_object(method.runs)(codec)
-    return BucketedReplicas(model, group, exchange, strategy.overlap.bucket_bytes)
+    return BucketedReplicas(
+        model,
+        group,
+        exchange,
+        strategy.overlap.bucket_bytes,
+        needed_first=strategy.communication.buckets == "needed",
+    )
+
+
+def sum_shards(
+    model: nn.Module, strategy: Strategy, place: ProcessMesh
+) -> ShardSums | None:
+    """Let a send table average what a part's shards reduce over its replicas, if asked.
+
+    Args:
+        model: After :func:`make_data_parallel`.
+        strategy: As there.
+        place: The same.
+    """
+    if not (strategy.shards_by_table and place.reduces):
+        return None
+    group = place.group("replicate")
+    assert group is not None
+    sums = ShardSums(strategy.communication.replicas.table(group.size()), group)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            sums.attach(module)
+    return sums
 
 
 def wait_for_fewer(

@@ -369,6 +369,9 @@ class Cluster:
                 if count
             },
             hosts=tuple(hosts),
+            aggregating=tuple(
+                level.name for level in self.document.levels if level.aggregates
+            ),
             fingerprint=self.fingerprint,
         )
 

@@ -8,7 +8,7 @@ speed of that step's link: one :class:`AxisLevel` a step.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,12 +27,14 @@ class AxisLevel:
         bandwidth_bytes_per_s: Slowest link used, per device and direction.
         latency_s: Latency of the slowest link used, per message.
         name: Name of the network level.
+        aggregates: Whether its switches add up what members send.
     """
 
     members: int
     bandwidth_bytes_per_s: float
     latency_s: float
     name: str
+    aggregates: bool = False
 
 
 def axis_groups(ids: IntArray, degree: int, stride: int) -> IntArray:
@@ -106,7 +108,7 @@ def axis_levels(
     if not even:
         bandwidth = np.minimum.accumulate(bandwidth)
         latency = np.maximum.accumulate(latency)
-    return _merge(members, bandwidth, latency, topology.level_names)
+    return _merge(members, bandwidth, latency, topology)
 
 
 def _closed_form(
@@ -152,24 +154,31 @@ def _merge(
     members: tuple[int, ...],
     bandwidth: FloatArray,
     latency: FloatArray,
-    names: tuple[str, ...],
+    topology: Topology,
 ) -> tuple[AxisLevel, ...]:
     levels: list[AxisLevel] = []
-    for count, band, wait, name in zip(
-        members, bandwidth.tolist(), latency.tolist(), names, strict=True
+    for count, band, wait, name, aggregates in zip(
+        members,
+        bandwidth.tolist(),
+        latency.tolist(),
+        topology.level_names,
+        topology.aggregates,
+        strict=True,
     ):
         if count == 1:
             continue
-        if levels:
-            last = levels[-1]
-            if (last.bandwidth_bytes_per_s, last.latency_s) == (band, wait):
-                count *= last.members
-                levels.pop()
-        levels.append(
-            AxisLevel(
-                members=count, bandwidth_bytes_per_s=band, latency_s=wait, name=name
-            )
+        found = AxisLevel(
+            members=count,
+            bandwidth_bytes_per_s=band,
+            latency_s=wait,
+            name=name,
+            aggregates=aggregates,
         )
+        if levels and levels[-1] == replace(
+            found, members=levels[-1].members, name=levels[-1].name
+        ):
+            found = replace(found, members=count * levels.pop().members)
+        levels.append(found)
     return tuple(levels)
 
 

@@ -51,6 +51,10 @@ class Topology(Protocol):
         """Names of the levels, innermost first."""
 
     @property
+    def aggregates(self) -> tuple[bool, ...]:
+        """True for the levels whose switches add up what hosts send."""
+
+    @property
     def domains(self) -> tuple[IntArray, ...]:
         """Switch of each device, one array of shape [n] a level."""
 
@@ -217,6 +221,11 @@ class HierarchicalTopology:
         return (inside or "host", *(level.name for level in self._document.levels))
 
     @property
+    def aggregates(self) -> tuple[bool, ...]:
+        """As the levels of the document say; hosts have no switches that do."""
+        return (False, *(level.aggregates for level in self._document.levels))
+
+    @property
     def domains(self) -> tuple[IntArray, ...]:
         """Host, then switch per level, of each device."""
         return self._domains
@@ -339,6 +348,11 @@ class MatrixTopology:
     def level_names(self) -> tuple[str, ...]:
         """``host`` and ``network``."""
         return ("host", "network")
+
+    @property
+    def aggregates(self) -> tuple[bool, ...]:
+        """No level: nothing is known of switches."""
+        return (False, False)
 
     @property
     def domains(self) -> tuple[IntArray, ...]:

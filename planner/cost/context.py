@@ -224,6 +224,8 @@ class PricingContext:
             be planned, for runs of others; None for the compute dtype.
         calibration: Fitted constants of device types; None for what their documents
             say.
+        sum_share: Share of the library's seconds that sums over copies take; below 1
+            to see what other algorithms could save.
         risk: What is known of prices by measured runs, and how much uncertainty counts
             against a strategy; None where nothing is known.
         shared: Facts of another context, taken over where they are this one's, too.
@@ -240,6 +242,7 @@ class PricingContext:
     regime: Regime = field(default_factory=Regime)
     product_dtype: str | None = None
     calibration: Calibration | None = None
+    sum_share: float = 1.0
     risk: Risk | None = None
     shared: SharedFacts | None = field(default=None, repr=False, compare=False)
 
@@ -514,6 +517,7 @@ class PricingContext:
                 measured=self.cluster.document.collectives,
                 on_gpu=self.on_gpu,
                 core_wait_s=self.core_wait_s,
+                sum_share=self.sum_share,
             )
             if copies > 1 and self.sums_by_table:
                 mirror = self._own_sums(copies, tp * ways)
@@ -545,8 +549,17 @@ class PricingContext:
             degree: Ranks of each group.
             stride: Distance in ranks between its neighbours.
         """
-        groups = axis_groups(self.order, degree, stride)
+        groups = self.axis_groups(degree, stride)
         return [network_of(self.cluster.topology, group) for group in groups]
+
+    def axis_groups(self, degree: int, stride: int) -> Index:
+        """Device ids of all groups of an axis. Shape [groups, degree].
+
+        Args:
+            degree: Ranks of each group.
+            stride: Distance in ranks between its neighbours.
+        """
+        return axis_groups(self.order, degree, stride)
 
     def boundaries(self, pp: int) -> tuple[Array, Array]:
         """Bandwidth and latency after each pp rank, wrapping round. Shapes [pp]."""

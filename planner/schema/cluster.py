@@ -140,11 +140,14 @@ class Level(Document):
         hosts: Consecutive hosts that one switch (rack, site) of this level joins; a
             list where they differ, one count a switch; None for all.
         link: Per device, between hosts that meet at this level.
+        aggregates: Whether its switches add up what hosts send, and hand out the sum.
+            Sums are then priced so; to run them so is left to the library.
     """
 
     name: str
     hosts: Count | tuple[Count, ...] | None = None
     link: Link
+    aggregates: bool = False
 
     def switch_of_host(self, num_hosts: int) -> list[int]:
         """Switch of this level that each host hangs on. Length ``num_hosts``."""

@@ -168,7 +168,17 @@ def _overlap_line(plan: PlanFields) -> str:
     if plan.strategy.replicas_by_table:
         algorithm = plan.strategy.communication.replicas.algorithm
         told.append(f"replicas sum gradients by {algorithm}")
+    if plan.strategy.communication.buckets == "needed":
+        told.append("gradients that the next forward needs first are summed first")
     return ", ".join(told)
+
+
+def _switches_line(plan: PlanFields) -> str:
+    """Levels whose switches are taken to add; empty if none are."""
+    if not plan.cluster.aggregating:
+        return ""
+    names = ", ".join(plan.cluster.aggregating)
+    return f"those of {names} are priced as adding sums, which is left to the library"
 
 
 def _training_line(plan: PlanFields) -> str:
@@ -264,6 +274,7 @@ def _certificate_line(plan: PlanFields) -> str:
 #: Leaves of a strategy that no price depends on, though a run does.
 _UNPRICED = (
     *(f"overlap.{name}" for name in Overlap.model_fields),
+    "communication.buckets",
     "compile",
 )
 
@@ -292,6 +303,7 @@ def facts(plan: PlanFields) -> dict[str, str]:
     lines = {
         "model": f"{plan.model.name}, {format_count(plan.model.parameters)} parameters",
         "cluster": f"{plan.cluster.name}, {used:,} of {_number(there, 'device')} used",
+        "switches": _switches_line(plan),
         "mesh": _mesh_line(plan) + zero,
         "schedule": _schedule_line(plan) if strategy.mesh.pp > 1 else "no pipeline",
         "batch": _batch_line(plan),
@@ -349,6 +361,8 @@ def paragraph(plan: PlanFields) -> str:
         f"{format_seconds(prediction.step_time_s)} ({_speed(plan)}), with "
         f"{_memory_line(plan)}.",
     ]
+    if switches := _switches_line(plan):
+        told.append(f"Of its switches, {switches}.")
     if training := _training_line(plan):
         told.append(f"Training is not plain: {training}.")
     if progress := _progress_line(plan):

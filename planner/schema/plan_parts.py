@@ -80,6 +80,7 @@ class ClusterReference(Document):
             that was built in Python.
         device_types: Device type name to number of devices in the cluster.
         hosts: Runs of equal hosts in order: (how many, devices in each).
+        aggregating: Names of network levels whose switches add up what hosts send.
         fingerprint: Of the cluster document.
     """
 
@@ -88,6 +89,7 @@ class ClusterReference(Document):
     num_devices: Count
     device_types: dict[str, Count]
     hosts: tuple[tuple[Count, Count], ...] = ()
+    aggregating: tuple[str, ...] = ()
     fingerprint: str
 
     @model_validator(mode="after")

@@ -240,6 +240,9 @@ class Overlap(Document):
 #: How tp ranks send what all of them hold to the next stage: each all of it, or each
 #: its part, which the receivers put together.
 Boundary = Literal["direct", "scattered"]
+#: Buckets of gradients that are full: as backward fills them, or those first that the
+#: next forward needs first.
+BucketOrder = Literal["filled", "needed"]
 SumAlgorithm = Literal["library", "ring", "halving", "direct", "tree", "hierarchy"]
 _Ranks = tuple[Annotated[int, Field(ge=0)], ...]
 
@@ -255,7 +258,7 @@ class Collective(Document):
         parts: Part that each rank sums, of ``direct``; or each outermost domain, of
             ``hierarchy``. Equal, or for ``hierarchy`` a ring, if empty.
         domains: Domain of each rank, of ``hierarchy``, innermost level first.
-        pieces: That ``tree`` sends one after the other.
+        pieces: That ``tree``, ``direct`` and ``hierarchy`` send one after the other.
     """
 
     algorithm: SumAlgorithm = "library"
@@ -273,28 +276,36 @@ class Collective(Document):
             StrategyError: If the library chooses them, or order, parts or domains are
                 for another number of ranks.
         """
-        order = self.order or tuple(range(ranks))
-        if len(order) != ranks:
+        return _table(self, ranks)
+
+
+@functools.lru_cache(maxsize=64)
+def _table(collective: Collective, ranks: int) -> SendTable:
+    """Messages of :meth:`Collective.table`, which are asked for many times."""
+    order = collective.order or tuple(range(ranks))
+    if len(order) != ranks:
+        raise StrategyError(
+            f"communication.replicas.order={order} for {ranks} replicas; name each "
+            f"once, or leave it out"
+        )
+    if collective.algorithm == "direct":
+        parts = collective.parts or (1 / ranks,) * ranks
+        if len(parts) != ranks:
             raise StrategyError(
-                f"communication.replicas.order={order} for {ranks} replicas; name each "
-                f"once, or leave it out"
+                f"communication.replicas.parts={parts} for {ranks} replicas; give "
+                f"one for each, or leave them out"
             )
-        if self.algorithm == "direct":
-            parts = self.parts or (1 / ranks,) * ranks
-            if len(parts) != ranks:
-                raise StrategyError(
-                    f"communication.replicas.parts={parts} for {ranks} replicas; give "
-                    f"one for each, or leave them out"
-                )
-            return send_tables.direct(parts)
-        if self.algorithm == "hierarchy":
-            return send_tables.hierarchy(order, self.domains, self.parts)
-        if self.algorithm == "tree":
-            return send_tables.tree(order, self.pieces)
-        if self.algorithm == "library":
-            raise StrategyError("algorithm=library has no messages of our own")
-        make = send_tables.ring if self.algorithm == "ring" else send_tables.halving
-        return make(order)
+        return send_tables.direct(parts, collective.pieces)
+    if collective.algorithm == "hierarchy":
+        return send_tables.hierarchy(
+            order, collective.domains, collective.parts, collective.pieces
+        )
+    if collective.algorithm == "tree":
+        return send_tables.tree(order, collective.pieces)
+    if collective.algorithm == "library":
+        raise StrategyError("algorithm=library has no messages of our own")
+    make = send_tables.ring if collective.algorithm == "ring" else send_tables.halving
+    return make(order)
 
 
 class Communication(Document):
@@ -304,11 +315,16 @@ class Communication(Document):
         boundary: Between pipeline stages: ``direct`` sends all that a tp rank holds;
             ``scattered`` sends the tp-th part of what all tp ranks hold alike, which
             those of the next stage gather. Exact.
-        replicas: Sums of gradients over plain replicas.
+        replicas: Sums of gradients over devices that hold the same weights: replicas of
+            the model, or of a shard, a tp part or a stage of it.
+        buckets: Order in which buckets of gradients that wait are summed: ``filled``,
+            as backward has filled them; ``needed``, those of the first layers first,
+            which the next forward needs first. Exact.
     """
 
     boundary: Boundary = "direct"
     replicas: Collective = Field(default_factory=Collective)
+    buckets: BucketOrder = "filled"
 
 
 #: Tensors that live from step to step and lie in the host's memory: none, what the
@@ -595,9 +611,41 @@ class Strategy(Document):
         return self.has_plain_replicas and full and not self.synchronisation.apart
 
     @property
+    def copies(self) -> int:
+        """Devices that hold the same shard of the same stage, whose gradients it sums.
+
+        Without ZeRO the ranks that share a sequence are such copies, too.
+        """
+        return self.mesh.dp_replicate * (1 if self.zero_stage else self.mesh.cp)
+
+    @property
+    def may_sum_by_table(self) -> bool:
+        """True if messages of our own can sum the gradients of copies.
+
+        Those are plain replicas, or hold a shard or a stage of the model each, and
+        agree in every step. Weights and gradients are float32, whatever is computed in.
+        """
+        precision, fields = self.precision, type(self).model_fields
+        full = precision.parameter == precision.reduce == "float32"
+        plain = all(
+            getattr(self, name) == fields[name].get_default(call_default_factory=True)
+            for name in ("synchronisation", "asynchrony", "learning")
+        )
+        return self.copies > 1 and full and (plain or self.may_use_own_buckets)
+
+    @property
     def replicas_by_table(self) -> bool:
         """True if messages of our own sum the replicas' gradients."""
         return self.communication.replicas.algorithm != "library"
+
+    @property
+    def shards_by_table(self) -> bool:
+        """True if they sum gradients that ``fully_shard`` has reduced to shards."""
+        return (
+            self.replicas_by_table
+            and self.may_sum_by_table
+            and not self.may_use_own_buckets
+        )
 
     @property
     def uses_own_buckets(self) -> bool:
@@ -748,6 +796,7 @@ _TOKENS = {
     "overlap.bucket_bytes": "bucket{}",
     "communication.boundary": "{}_boundary",
     "communication.replicas.algorithm": "{}_sums",
+    "communication.buckets": "{}_buckets",
     "compile": "compiled",
     "loss_chunks": "loss_chunks{}",
     "offload.states": "{}_on_host",
@@ -776,6 +825,7 @@ PINNABLE = (
     *slots(),
     "boundary",
     "replicas",
+    "buckets",
     "compile",
     "loss_chunks",
     "offload",

@@ -521,12 +521,12 @@ def _summed(case: Case) -> str | None:
         return None
     name = strategy.communication.replicas.algorithm
     asked = f"communication.replicas.algorithm={name}"
-    copies = strategy.mesh.dp_replicate * strategy.mesh.cp
-    if not strategy.may_use_own_buckets or copies == 1:
+    copies = strategy.copies
+    if not strategy.may_sum_by_table:
         return (
-            f"{asked} with {strategy.label()}; it is for plain replicas that agree in "
-            f"every step (pp=1, tp=1, no ZeRO), with float32 weights and reductions, "
-            f"use library"
+            f"{asked} with {strategy.label()}; it sums gradients over dp_replicate "
+            f"(with cp, where nothing is sharded) in every step, of float32 weights "
+            f"and reductions; use library, or dp_replicate > 1"
         )
     if strategy.gradient_compression != "none":
         return (
@@ -538,6 +538,18 @@ def _summed(case: Case) -> str | None:
     except StrategyError as error:
         return str(error)
     return None
+
+
+def _bucket_order(case: Case) -> str | None:
+    strategy = case.strategy
+    if strategy.communication.buckets == "filled" or strategy.uses_own_buckets:
+        return None
+    return (
+        f"communication.buckets={strategy.communication.buckets} with "
+        f"{strategy.label()}; the order is that of plain replicas (pp=1, tp=1, no "
+        f"ZeRO) whose sums are messages of our own or coded, use filled, or "
+        f"communication.replicas.algorithm=ring"
+    )
 
 
 def _compiled(case: Case) -> str | None:
@@ -768,6 +780,7 @@ _RULES: tuple[Callable[[Case], str | None], ...] = (
     _overlap,
     _boundary,
     _summed,
+    _bucket_order,
     _compiled,
     _chunked,
     _offloaded,

@@ -107,8 +107,7 @@ def table_seconds(
     sizes = np.asarray(size_bytes, dtype=float)
     if not table.sends:
         return np.zeros(sizes.shape)
-    rows = [(s.step, s.source, s.destination, s.chunk) for s in table.sends]
-    step, source, destination, chunk = np.array(rows, dtype=np.int64).T
+    step, source, destination, chunk, _ = np.array(table.sends, dtype=np.int64).T
     n = network.ranks
     key, message = np.unique((step * n + source) * n + destination, return_inverse=True)
     share = np.bincount(message, weights=np.asarray(table.shares)[chunk])

@@ -11,7 +11,7 @@ from planner.errors import StrategyError, UnknownNameError
 from planner.schema import PINNABLE, Offload
 from planner.schema.methods import read_method, slots
 from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
-from planner.schema.strategy import Boundary, SumAlgorithm
+from planner.schema.strategy import Boundary, BucketOrder, SumAlgorithm
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = ["Pin", "normalize_pins", "pin_text", "read_pins"]
@@ -25,7 +25,8 @@ _SWITCHES = frozenset({"sequence_parallel", "compile"})
 _COMMON = frozenset(
     {
         *slots(),
-        *("boundary", "replicas", "compile", "loss_chunks", "offload", "semantics"),
+        *("boundary", "buckets", "compile", "loss_chunks", "offload", "replicas"),
+        "semantics",
     }
 )
 _SEMANTICS = ("exact", "approximate")
@@ -39,6 +40,7 @@ def _names(knob: str) -> Sequence[str]:
         "recompute": RECOMPUTE_NAMES,
         "semantics": _SEMANTICS,
         "boundary": get_args(Boundary),
+        "buckets": get_args(BucketOrder),
         # A hierarchy needs domains, which a pin does not tell.
         "offload": Offload.names(),
         "replicas": [n for n in get_args(SumAlgorithm) if n != "hierarchy"],

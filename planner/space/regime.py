@@ -72,6 +72,7 @@ class Regime:
         values["communication"] = Communication(
             boundary=pins.get("boundary", "direct"),
             replicas=Collective(algorithm=pins.get("replicas", "library")),
+            buckets=pins.get("buckets", "filled"),
         )
         if "loss_chunks" in pins:
             values["loss_chunks"] = pins["loss_chunks"]

@@ -419,16 +419,33 @@ RULES: tuple[Rule, ...] = (
         name="replicas",
         violated=lambda t, f: (
             (f.regime.communication.replicas.algorithm != "library")
-            & (
-                ~plain_replicas(t.pp, t.tp, t.zero_stage, t.dp_shard * t.cp)
-                | (t.dp_replicate * t.cp == 1)
-            )
+            & (t.dp_replicate * np.where(t.zero_stage > 0, 1, t.cp) == 1)
         ),
         violation=lambda r, f: (
             f"communication.replicas={f.regime.communication.replicas.algorithm} with "
+            f"zero_stage={r['zero_stage']}, dp_replicate={r['dp_replicate']}: messages "
+            f"of our own sum gradients over dp_replicate (with cp, where nothing is "
+            f"sharded), of which there must be 2 or more"
+        ),
+    ),
+    Rule(
+        name="buckets",
+        violated=lambda t, f: (
+            (f.regime.communication.buckets != "filled")
+            & (
+                ~plain_replicas(t.pp, t.tp, t.zero_stage, t.dp_shard * t.cp)
+                | (t.dp_replicate * t.cp == 1)
+                | (
+                    (f.regime.communication.replicas.algorithm == "library")
+                    & isinstance(f.regime.gradient_compression, str)
+                )
+            )
+        ),
+        violation=lambda r, f: (
+            f"communication.buckets={f.regime.communication.buckets} with "
             f"pp={r['pp']}, tp={r['tp']}, zero_stage={r['zero_stage']}, dp_replicate="
-            f"{r['dp_replicate']}: messages of our own sum the gradients of plain "
-            f"replicas (pp=1, tp=1, no ZeRO), of which there must be 2 or more"
+            f"{r['dp_replicate']}: the order is that of buckets of our own, of plain "
+            f"replicas (pp=1, tp=1, no ZeRO) with replicas=ring or another algorithm"
         ),
     ),
     Rule(

@@ -174,6 +174,7 @@ _NOTES: dict[str, _Note] = {
     "communication.replicas.parts": _Note(means="parts of replicas' sums"),
     "communication.replicas.domains": _Note(means="domains of replicas' sums"),
     "communication.replicas.pieces": _Note(means="pieces of replicas' sums"),
+    "communication.buckets": _Note(means="order of replicas' gradient buckets"),
     "compile": _Note(means="torch.compile of blocks"),
     "loss_chunks": _Note(means="parts of the tokens whose logits are there at once"),
     "offload.states": _Note(means="states in the host's memory"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from executors.communication.buckets import BucketedReplicas, PlainExchange
+from executors.communication.buckets import Bucket, BucketedReplicas, PlainExchange
+from executors.communication.tables import TableExchange
 from planner.schema.buckets import cut_into_buckets
+from planner.schema.send_tables import ring
 from tests.distributed.pool import Pool
 from tests.distributed.test_codecs import BUCKET, back, batches, small
 
@@ -118,3 +122,48 @@ def test_buckets_are_cut_from_the_last_parameter_back() -> None:
     assert cut_into_buckets([mib, 30 * mib, 10, mib], None) == ((3,), (2, 1), (0,))
     assert cut_into_buckets([600, 600, 600], 1024) == ((2, 1), (0,))
     assert cut_into_buckets([], None) == ()
+
+
+class Noted(TableExchange):
+    """A ring that notes the bucket of each message of it."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ring(range(ranks)))
+        self.noted: list[int] = []
+
+    def run(self, bucket: Bucket) -> Iterator[None]:
+        for _ in super().run(bucket):
+            self.noted.append(bucket.index)
+            yield
+
+
+def in_order(needed_first: bool) -> tuple[list[int], list[list[float]]]:
+    """Buckets of messages of a second step, and its gradients."""
+    group = dist.group.WORLD
+    assert group is not None
+    exchange = Noted(group.size())
+    ours = BucketedReplicas(small(), group, exchange, BUCKET, needed_first=needed_first)
+    for step in batches(dist.get_rank(), 2):
+        exchange.noted.clear()
+        for number, micro in enumerate(step):
+            ours.sync = number == len(step) - 1
+            back(ours, micro)
+        ours.finish()
+    grads = [p.grad for p in ours.parameters() if p.grad is not None]
+    return list(exchange.noted), [grad.flatten().tolist() for grad in grads]
+
+
+def test_buckets_that_are_needed_first_are_sent_first(pool: Pool) -> None:
+    (filled, grads), *_ = pool.run(in_order, 3, False)
+    (needed, same), *others = pool.run(in_order, 3, True)
+    last = max(filled)
+    assert last >= 1
+    assert all(other[0] == needed for other in others)
+    # All have begun in backward; behind it, the first layers' messages come first.
+    begun = last + 1
+    behind = needed[begun:]
+    assert behind == sorted(behind, reverse=True)
+    assert filled[begun:] != behind
+    assert sorted(filled) == sorted(needed)
+    for one, other in zip(grads, same, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)

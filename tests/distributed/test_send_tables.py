@@ -111,3 +111,29 @@ def test_training_is_that_of_one_process(pool: Pool, collective: Collective) -> 
         grad_clip_norm=1.0,
     )
     assert far.largest <= 1e-4
+
+
+SHARDED = {
+    "zero1": {"dp_shard": 2, "zero_stage": 1, "num_microbatches": 2},
+    "zero2": {"dp_shard": 2, "zero_stage": 2, "num_microbatches": 4},
+    "zero3": {"dp_shard": 2, "zero_stage": 3, "num_microbatches": 4},
+    "tp": {"tp": 2, "num_microbatches": 2},
+    "pp": {"pp": 2, "schedule": "1F1B", "num_microbatches": 4},
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_shards_stages_and_parts_sum_over_their_replicas(pool: Pool, name: str) -> None:
+    for collective in (
+        Collective(algorithm="ring"),
+        Collective(algorithm="direct", parts=(0.75, 0.25)),
+    ):
+        far = distance(
+            pool,
+            "llama",
+            dp_replicate=2,
+            communication=Communication(replicas=collective),
+            grad_clip_norm=1.0,
+            **SHARDED[name],
+        )
+        assert far.largest <= 1e-4

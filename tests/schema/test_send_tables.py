@@ -189,3 +189,23 @@ def test_orders_name_each_rank_once() -> None:
     with pytest.raises(StrategyError, match="pieces=0"):
         tree(range(3), pieces=0)
     assert set(ALGORITHMS) == {"ring", "halving", "direct", "tree", "hierarchy"}
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+def test_pieces_are_sums_of_as_many_bytes_each_a_step_later(pieces: int) -> None:
+    parts = [0.5, 0.25, 0.25, 0.0]
+    for one, whole in (
+        (direct(parts, pieces), direct(parts)),
+        (
+            hierarchy(range(4), [[0, 0, 1, 1]], [0.75, 0.25], pieces),
+            hierarchy(range(4), [[0, 0, 1, 1]], [0.75, 0.25]),
+        ),
+    ):
+        one.check()
+        assert one.steps == whole.steps + pieces - 1
+        assert one.bytes_sent(1.0) == pytest.approx(whole.bytes_sent(1.0))
+
+
+def test_no_pieces_are_refused() -> None:
+    with pytest.raises(StrategyError, match="pieces=0; use 1 or more"):
+        direct([0.5, 0.5], 0)

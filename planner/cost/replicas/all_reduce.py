@@ -38,6 +38,7 @@ from planner.cost.table.rows import plain
 from planner.cost.traffic.collectives import ReplicaGroups
 from planner.schema import Precision
 from planner.schema.methods import Synchronisation
+from planner.schema.send_tables import SendTable
 from planner.simulate.compiled import compiled, inlined, inner
 from planner.units import dtype_bytes
 
@@ -297,16 +298,28 @@ def _by_table(
     groups: ReplicaGroups,
     context: PricingContext,
 ) -> ReplicaTraffic:
-    """Bytes of plain replicas whose sums are messages of our own, of the busiest."""
-    table = context.regime.communication.replicas.table(int(groups.replicate.size[0]))
-    messaged = np.where(rows.whole, found.reduced_bytes, 0.0)
-    messaged = messaged * max(table.bytes_sent(1.0))
+    """Bytes of copies whose sums are messages of our own, of the busiest of them."""
+    table = _table_of(groups, context)
+    if table is None:
+        return found
+    messaged = found.reduced_bytes * max(table.bytes_sent(1.0))
+    inside = found.sent_bytes - _copies(rows, groups).sent_mirrored * dtype_bytes(
+        context.precision.reduce
+    )
     return replace(
         found,
-        reduced_bytes=np.where(rows.whole, 0.0, found.reduced_bytes),
+        reduced_bytes=np.zeros_like(found.reduced_bytes),
         messaged_bytes=messaged,
-        sent_bytes=np.where(rows.whole, messaged, found.sent_bytes),
+        sent_bytes=inside + messaged,
     )
+
+
+def _table_of(groups: ReplicaGroups, context: PricingContext) -> SendTable | None:
+    """Messages of sums over copies; None if there are none, or no copies."""
+    copies = int(groups.replicate.size[0])
+    if not context.sums_by_table or copies == 1:
+        return None
+    return context.regime.communication.replicas.table(copies)
 
 
 def traffic_inside(
@@ -432,9 +445,12 @@ class AllReducePricing:
             # Buckets of our own hold all gradients, and what a step receives of one.
             ahead = 0.0 if of.compute == of.stored else rows.trained * of.stored
             bucket = np.minimum(rows.trained * of.stored, _BUCKET_BYTES)
+            # Of shards, a step receives of one unit's.
+            shards, units = np.maximum(rows.shards, 1), np.maximum(rows.units, 1.0)
+            unit = rows.trained * of.reduce / shards / units
             return ReplicaBytes(
                 kept=np.where(rows.whole, ahead, 0.0),
-                working=np.where(rows.whole, bucket, 0.0),
+                working=np.where(rows.whole, bucket, unit),
             )
         if of.compute == of.stored == of.reduce and not of.gradients_ahead:
             several = rows.whole & (rows.num_microbatches > 1)

@@ -401,6 +401,8 @@ class Orders:
         first, index = number_rows(which, degree, stride)
         if len(self.ids) == 1:
             return self.context.groups(degree[first], stride[first], index)
+        if any(self.context.cluster.topology.aggregates):
+            return self._aggregated(degree[first], stride[first], which[first], index)
         members, bandwidth, latency = group_levels(
             self._net, self.ids, which[first], degree[first], stride[first]
         )
@@ -412,6 +414,20 @@ class Orders:
             rings=self.context.rings,
         )
         return self.context.link_shares.of_groups(found, stride[first])
+
+    def _aggregated(
+        self, degree: Index, stride: Index, which: Index, index: Index
+    ) -> Groups:
+        """Groups of distinct axes on networks with levels whose switches add."""
+        levels = []
+        for order, members, apart in zip(
+            which.tolist(), degree.tolist(), stride.tolist(), strict=True
+        ):
+            context = self.context_of(order)
+            cluster = context.cluster
+            levels.append(cluster.axis_levels(members, apart, context.ranks))
+        found = Groups.from_levels(levels, index, rings=self.context.rings)
+        return self.context.link_shares.of_groups(found, stride)
 
     def layer_lines(self, combos: Combinations) -> LayerLines:
         """Lines of the collectives inside layers, each combination in its order."""

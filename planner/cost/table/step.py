@@ -178,6 +178,7 @@ def _replica_seconds(
         measured=context.cluster.document.collectives,
         on_gpu=context.on_gpu,
         core_wait_s=places.wait_s[rows.place],
+        sum_share=context.sum_share,
     )
     pricing = replica_pricing(context.regime.synchronisation)
     exposed = pricing.seconds(owed, groups, context)

@@ -103,6 +103,8 @@ class Groups:
             on, with one device a host. Source: its release notes, "PAT algorithm".
         alone: How many times its bandwidth a member has where each sends to the next
             alone; 1 if None. Shape [distinct, levels].
+        aggregates: Mask of levels whose switches add up what members send; none if
+            None. Shape [distinct, levels].
     """
 
     members: Array
@@ -111,6 +113,7 @@ class Groups:
     which: Index
     rings: bool = False
     alone: Array | None = None
+    aggregates: NDArray[np.bool_] | None = None
 
     @classmethod
     def from_levels(
@@ -130,17 +133,20 @@ class Groups:
         members = np.ones((len(groups), width))
         bandwidth = np.full((len(groups), width), np.inf)
         latency = np.zeros((len(groups), width))
+        aggregates = np.zeros((len(groups), width), dtype=bool)
         for row, levels in enumerate(groups):
             for column, level in enumerate(levels):
                 members[row, column] = level.members
                 bandwidth[row, column] = level.bandwidth_bytes_per_s
                 latency[row, column] = level.latency_s
+                aggregates[row, column] = level.aggregates
         return cls(
             members=members,
             bandwidth=bandwidth,
             latency=latency,
             which=np.arange(len(groups)) if which is None else which,
             rings=rings,
+            aggregates=aggregates if aggregates.any() else None,
         )
 
     @property
@@ -209,6 +215,20 @@ def _tree(groups: Groups, passes: float) -> _Line:
     return passes * steps, passes / rate
 
 
+def _in_network(groups: Groups, adds: NDArray[np.bool_]) -> _Line:
+    """Hierarchical, but for levels whose switches add: all goes up once, and down.
+
+    t = size / (members below l) / bandwidth_l + 2 latency_l at such a level, since a
+    link carries parts up and sums down at the same time.
+    """
+    m = groups.members
+    wire = np.where(adds, 1.0, 2 * (m - 1) / m) / groups.below / groups.bandwidth
+    hops = np.where(adds, 2.0, 2 * np.ceil(np.log2(m)))
+    used = m > 1
+    steps = np.where(used, hops * groups.latency, 0.0)
+    return steps.sum(axis=1), np.where(used, wire, 0.0).sum(axis=1)
+
+
 def _all_to_all(groups: Groups) -> _Line:
     """Every rank keeps 1/n and sends the rest straight away.
 
@@ -263,6 +283,14 @@ def lines_of(
     else:
         other = _tree if groups.rings else _hierarchical
         lines = [time(groups, _PASSES[kind]) for time in (_ring, other)]
+        if kind == "all_reduce" and groups.aggregates is not None:
+            adds = groups.aggregates & (groups.members > 1)
+            some = adds.any(axis=1)
+            fixed, each = _in_network(groups, adds)
+            lines[1] = (
+                np.where(some, fixed, lines[1][0]),
+                np.where(some, each, lines[1][1]),
+            )
     alone = groups.distinct_size <= 1
     both = np.empty((len(alone), 2, 2))
     for algorithm, line in enumerate((lines[0], lines[-1])):
@@ -365,6 +393,7 @@ def replica_groups(
     measured: tuple[MeasuredCollective, ...] = (),
     on_gpu: bool = True,
     core_wait_s: float | Array = 0.0,
+    sum_share: float = 1.0,
 ) -> ReplicaGroups:
     """Work out the lines of both groups' collectives.
 
@@ -376,6 +405,7 @@ def replica_groups(
         on_gpu: False adds the host's time per collective.
         core_wait_s: What each message waits for its receiver's turn on a core; one
             number, or shape [n].
+        sum_share: See :class:`planner.cost.context.PricingContext`.
     """
 
     def lines(kind: str, groups: Groups) -> Array:
@@ -393,7 +423,7 @@ def replica_groups(
         replicate=replicate,
         gather=lines("all_gather", shard),
         scatter=lines("reduce_scatter", shard),
-        mirror=lines("all_reduce", replicate),
+        mirror=lines("all_reduce", replicate) * sum_share,
     )
 
 

@@ -9,7 +9,7 @@ algorithm    steps           seconds
 ===========  ==============  ==============================================
 ring         2 (p - 1)       2 (p - 1) (α + n / p β)
 halving      2 log2 p        2 log2 p α + 2 (p - 1) / p n / β
-direct       2               2 α + max over ranks (1 + (p - 2) share) n / β
+direct       1 + k           (1 + k) α + max over ranks (1 + (p - 2) share) n / β
 tree         2 depth + k - 1  each of k pieces follows the one before
 hierarchy    2 + inner's     within a domain directly, then between domains
 ===========  ==============  ==============================================
@@ -171,6 +171,27 @@ def _whole(part_of: _Part, order: Sequence[int]) -> SendTable:
     return b.table(len(order))
 
 
+def _require_pieces(pieces: int) -> None:
+    if pieces < 1:
+        raise StrategyError(f"pieces={pieces}; use 1 or more")
+
+
+def _piped(part_of: _Part, pieces: int) -> _Part:
+    """Do all for each of some pieces, each a step behind the one before."""
+    _require_pieces(pieces)
+
+    def piece_by_piece(
+        b: _Builder, ranks: Sequence[int], part: float, start: int
+    ) -> tuple[list[int], int]:
+        chunks, end = [], start
+        for piece in range(pieces):
+            more, end = part_of(b, ranks, part / pieces, start + piece)
+            chunks += more
+        return chunks, end
+
+    return piece_by_piece
+
+
 def _require_order(order: Sequence[int]) -> None:
     if not order or sorted(order) != list(range(len(order))):
         raise StrategyError(
@@ -198,13 +219,17 @@ def halving(order: Sequence[int]) -> SendTable:
     return _whole(_halving, order)
 
 
-def direct(fractions: Sequence[float]) -> SendTable:
+def direct(fractions: Sequence[float], pieces: int = 1) -> SendTable:
     """Send each part to the rank that sums it, and its sum to all.
 
     Args:
         fractions: Part of the tensor that each rank sums; they add up to 1.
+        pieces: That the tensor is cut into: the sums of one go out while the parts of
+            the next come in, so that slow ranks send and receive at a time.
+    Raises:
+        StrategyError: If there is no piece.
     """
-    return _whole(_direct(fractions), range(len(fractions)))
+    return _whole(_piped(_direct(fractions), pieces), range(len(fractions)))
 
 
 def tree(order: Sequence[int], pieces: int = 2) -> SendTable:
@@ -216,8 +241,7 @@ def tree(order: Sequence[int], pieces: int = 2) -> SendTable:
     Raises:
         StrategyError: If there is no piece.
     """
-    if pieces < 1:
-        raise StrategyError(f"pieces={pieces}; use 1 or more")
+    _require_pieces(pieces)
     return _whole(_tree(pieces), order)
 
 
@@ -225,6 +249,7 @@ def hierarchy(
     order: Sequence[int],
     domains: Sequence[Sequence[int]],
     fractions: Sequence[float] = (),
+    pieces: int = 1,
 ) -> SendTable:
     """Sum inside domains, then between them, then hand the sums out inside again.
 
@@ -234,9 +259,10 @@ def hierarchy(
             for example sites. Each level's domains lie in the next one's.
         fractions: Part that each outermost domain sums, directly; a ring between them
             if left out.
+        pieces: As of :func:`direct`.
     Raises:
-        StrategyError: If a level has not one number for each rank, or the number of
-            fractions is not that of the outermost domains.
+        StrategyError: If there is no piece, a level has not one number for each rank,
+            or the number of fractions is not that of the outermost domains.
     """
     for level in domains:
         if len(level) != len(order):
@@ -249,7 +275,7 @@ def hierarchy(
             f"for each"
         )
     outermost = _direct(fractions) if fractions else _ring
-    return _whole(_levels(list(domains), outermost), order)
+    return _whole(_piped(_levels(list(domains), outermost), pieces), order)
 
 
 def _levels(domains: list[Sequence[int]], outermost: _Part) -> _Part:

@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from planner.errors import StrategyError
 
@@ -28,8 +28,7 @@ _MOST_MESSAGES = 2**24
 _SHARES_TOLERANCE = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """One message.
 
     Attributes:
@@ -83,8 +82,13 @@ class SendTable:
             raise StrategyError(
                 f"{len(self.sends):,} sends; a table has at most {_MOST_MESSAGES:,}"
             )
+        ranks, chunks = self.ranks, len(self.shares)
         for send in self.sends:
-            self._require_in_range(send)
+            step, source, destination, chunk, _ = send
+            inside = 0 <= source < ranks and 0 <= destination < ranks
+            inside &= source != destination and step >= 0
+            if not (inside and 0 <= chunk < chunks):
+                self._require_in_range(send)
 
     def _require_shares(self) -> None:
         total = math.fsum(self.shares)

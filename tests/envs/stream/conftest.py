@@ -95,13 +95,19 @@ def make_tables() -> MakeTables:
         cluster: Cluster | None = None,
         spread: int = 1,
         oversubscription: float = 1.0,
+        bursts: Any = "spread",
         **book: Any,
     ) -> StreamTables:
         network = StreamNetwork(cluster or leaf_spine())
         shapes = network.shapes(int(network.usable.sum()), spread)
         prices: Any = ClosedForms(**book)
         return stream_tables(
-            jobs, network, shapes, prices, oversubscription=oversubscription
+            jobs,
+            network,
+            shapes,
+            prices,
+            oversubscription=oversubscription,
+            bursts=bursts,
         )
 
     return made

@@ -8,6 +8,7 @@ import pytest
 from envs.stream.contention import refresh, step_seconds
 from envs.stream.decisions import OUTCOMES
 from envs.stream.prices import STRETCHES
+from planner.errors import UnknownNameError
 from tests.envs.stream.conftest import Episode, MakeTables, job, leaf_spine
 
 PLACED = OUTCOMES.index("placed")
@@ -120,3 +121,29 @@ def test_refreshing_twice_changes_nothing(make_tables: MakeTables) -> None:
     before = episode.state.ends_s.copy()
     refresh(tables, episode.state)
     np.testing.assert_allclose(before, episode.state.ends_s)
+
+
+@pytest.mark.parametrize(
+    ("share", "stretch"),
+    [(0.5, (1.0, 1.5, 1.0)), (0.6, (1.2, 1.6, 1.6)), (0.0, (1.0, 1.0, 1.0))],
+)
+def test_bursts_collide_unless_they_are_shifted(
+    make_tables: MakeTables, share: float, stretch: tuple[float, ...]
+) -> None:
+    # A job sends 10 B/s for a share of a step, over an uplink that carries 10.
+    spread = make_tables(job("some", 80), share={"some": share}, oversubscription=2.0)
+    for bursts, expected in enumerate(stretch):
+        tables = spread._replace(bursts=np.array([bursts]))
+        episode = Episode(tables, [(0.0, 0, 1.0)] * 3)
+        both = episode.choice(2, 2)
+        assert episode.options.stretch[both - 1] == 1.0
+        episode.decide(both)
+        assert episode.state.stretch[0] == 1.0
+        assert episode.options.stretch[both - 1] == pytest.approx(expected)
+        episode.decide(both)
+        assert episode.state.stretch[:2].tolist() == pytest.approx([expected] * 2)
+
+
+def test_unknown_bursts_are_refused(make_tables: MakeTables) -> None:
+    with pytest.raises(UnknownNameError, match="'shifted'"):
+        make_tables(job("talk", 80), share={"talk": 1.0}, bursts="shift")
