@@ -17,6 +17,7 @@ _HOMES = {
     "ModelGraph": "planner.graph",
     "Plan": "planner.schema",
     "Strategy": "planner.schema",
+    "admit": "planner.admission",
     "federate": "planner.federations",
     "plan": "planner.api",
     "predict": "planner.api",

@@ -41,6 +41,7 @@ def test_the_entrance() -> None:
         "ModelGraph",
         "Plan",
         "Strategy",
+        "admit",
         "federate",
         "plan",
         "predict",

@@ -22,6 +22,8 @@ __all__ = ["main"]
 #: Class of each command; only the one that is asked for is imported.
 _COMMANDS: Mapping[str, str] = {
     "plan": "planner.cli.plan:PlanCommand",
+    "admit": "planner.cli.admit:AdmitCommand",
+    "serve": "planner.cli.serve:ServeCommand",
     "federate": "planner.cli.federate:FederateCommand",
     "predict": "planner.cli.strategies:PredictCommand",
     "run": "planner.cli.run:RunCommand",

@@ -205,14 +205,15 @@ OtherClusterName = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand:
-    """Report on a plan, two plans side by side, or recorded job streams."""
+    """Report on a plan, two plans side by side, job streams, or a served queue."""
 
     plans: Annotated[
         tuple[str, ...],
         tyro.conf.Positional,
         tyro.conf.arg(metavar="PLAN [PLAN] | FOLDER ..."),
     ]
-    """One or two plan files, or files or folders that evaluate --record wrote."""
+    """One or two plan files, files or folders that evaluate --record wrote, or the
+    folder of a journal that serve wrote."""
     out: Annotated[
         str | None,
         tyro.conf.arg(
@@ -251,7 +252,9 @@ class ReportCommand:
         for path in paths.values():
             require_writable(path)
         with working(f"writing {', '.join(paths.values())}"):
-            if any(map(_is_record, self.plans)):
+            if any(map(_is_journal, self.plans)):
+                self._report_queue(paths)
+            elif any(map(_is_record, self.plans)):
                 self._report_streams(paths)
             else:
                 self._report_plans(paths)
@@ -260,10 +263,24 @@ class ReportCommand:
         else:
             emit_text("\n".join(paths.values()))
 
+    def _report_queue(self, paths: dict[str, str]) -> None:
+        from planner.report import write_queue_report
+
+        if len(self.plans) > 1:
+            raise PlanFileError(
+                f"{len(self.plans)} folders; name one journal of meshwright serve"
+            )
+        self._refuse_plans_options("journals")
+        write_queue_report(self.plans[0], paths)
+
     def _report_streams(self, paths: dict[str, str]) -> None:
         from planner.report import write_stream_reports
         from planner.report.stream import read_streams
 
+        self._refuse_plans_options("job streams")
+        write_stream_reports(read_streams(self.plans), paths)
+
+    def _refuse_plans_options(self, what: str) -> None:
         given = {
             "--measurement": self.measurement,
             "--model": self.model,
@@ -273,9 +290,8 @@ class ReportCommand:
         for flag, value in given.items():
             if value:
                 raise PlanFileError(
-                    f"{flag} is for reports of plans; leave it out for job streams"
+                    f"{flag} is for reports of plans; leave it out for {what}"
                 )
-        write_stream_reports(read_streams(self.plans), paths)
 
     def _report_plans(self, paths: dict[str, str]) -> None:
         from planner.report import write_report
@@ -316,6 +332,11 @@ def _names(paths: tuple[str, ...]) -> tuple[str, ...]:
     """File names; with their folders where these are all that differs."""
     short = tuple(Path(path).name for path in paths)
     return short if len(set(short)) == len(short) else paths
+
+
+def _is_journal(path: str) -> bool:
+    """Return True for a folder of meshwright serve."""
+    return (Path(path) / "journal.sqlite").is_file()
 
 
 def _is_record(path: str) -> bool:

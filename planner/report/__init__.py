@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from planner.report.markdown import markdown_page
     from planner.report.page import html_page
     from planner.report.trace import chrome_trace
-    from planner.report.write import write_report, write_stream_reports
+    from planner.report.write import (
+        write_queue_report,
+        write_report,
+        write_stream_reports,
+    )
 
 _HOMES = {
     "ReportData": "planner.report.data",
@@ -23,6 +27,7 @@ _HOMES = {
     "chrome_trace": "planner.report.trace",
     "html_page": "planner.report.page",
     "markdown_page": "planner.report.markdown",
+    "write_queue_report": "planner.report.write",
     "write_report": "planner.report.write",
     "write_stream_reports": "planner.report.write",
 }
@@ -33,6 +38,7 @@ __all__ = [
     "chrome_trace",
     "html_page",
     "markdown_page",
+    "write_queue_report",
     "write_report",
     "write_stream_reports",
 ]

@@ -15,7 +15,7 @@ from planner.schema.base import require_writable, write_atomically
 from planner.schema.measurement import Measurement
 from planner.schema.stream import StreamRecord
 
-__all__ = ["FORMATS", "write_report", "write_stream_reports"]
+__all__ = ["FORMATS", "write_queue_report", "write_report", "write_stream_reports"]
 
 #: Forms of a report.
 FORMATS = ("html", "md", "perfetto", "png", "svg")
@@ -122,6 +122,39 @@ def write_stream_reports(
             "perfetto": lambda: stream_trace(report).encode(),
             "png": lambda: stream_sheet(report, "png"),
             "svg": lambda: stream_sheet(report, "svg"),
+        },
+    )
+
+
+def write_queue_report(
+    folder: str, paths: Mapping[str, str | os.PathLike[str]]
+) -> None:
+    """Write a report of the journal of ``meshwright serve``.
+
+    Args:
+        folder: Folder of the journal.
+        paths: File of each wanted form, ``html`` and ``md``.
+
+    Raises:
+        UnknownNameError: If a form is not known.
+        PlanFileError: If a file cannot be written, two are the same, or a form cannot
+            show a journal.
+        JournalError: If the journal cannot be read.
+    """
+    _require_places(paths)
+    from planner.report.queue import queue_markdown, queue_page, read_queue_report
+
+    for form in paths:
+        if form not in ("html", "md"):
+            raise PlanFileError(
+                f"a journal has no {form} report; write html (-o) or Markdown (--md)"
+            )
+    report = read_queue_report(folder)
+    _write(
+        paths,
+        {
+            "html": lambda: queue_page(report).encode(),
+            "md": lambda: queue_markdown(report).encode(),
         },
     )
 

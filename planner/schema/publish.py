@@ -10,6 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from planner.schema.admission import (
+    AdmissionDecision,
+    ClusterState,
+    JobRequest,
+    Throughputs,
+)
 from planner.schema.base import Document, write_atomically
 from planner.schema.checkpoint import CheckpointRecord
 from planner.schema.cluster import ClusterDocument
@@ -26,14 +32,18 @@ __all__ = ["DOCUMENTS", "main", "page_texts", "publish", "schema_text"]
 
 #: File name without ``.schema.json`` to the document it describes.
 DOCUMENTS: Mapping[str, type[Document]] = {
+    "admission": AdmissionDecision,
     "checkpoint": CheckpointRecord,
     "cluster": ClusterDocument,
+    "cluster-state": ClusterState,
     "federation": Federation,
+    "job": JobRequest,
     "measurement": Measurement,
     "plan": Plan,
     "probe": ProbeDocument,
     "strategy": Strategy,
     "stream": StreamRecord,
+    "throughputs": Throughputs,
     "verification": Verification,
 }
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from planner.admission import admit, reschedule
 from planner.schema import (
     Alternative,
     ClusterReference,
@@ -29,6 +30,11 @@ from planner.schema import (
     Strategy,
     TensorSharding,
     Workload,
+)
+from planner.schema.admission import (
+    AdmissionDecision,
+    ClusterState,
+    OccupiedDevices,
 )
 from planner.schema.checkpoint import CheckpointRecord, FileRecord
 from planner.schema.cluster import (
@@ -69,16 +75,21 @@ from planner.schema.stream import (
 )
 from planner.schema.verification import RankVerification, Verification, VerifiedPhase
 from planner.schema.violations import batch_norm_violation
+from tests.admission.small import request, running, state, table
 
 __all__ = [
+    "admissions",
     "checkpoints",
+    "cluster_states",
     "clusters",
     "federations",
+    "job_requests",
     "measurements",
     "plans",
     "probes",
     "strategies",
     "stream_records",
+    "throughput_tables",
     "verifications",
 ]
 
@@ -637,3 +648,41 @@ def _stream_row(draw: st.DrawFn, number: int, way: tuple[str, bool]) -> dict[str
         "done": draw(st.floats(0, 1)),
         "outcome": outcome,
     }
+
+
+_job_names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
+_sizes = st.floats(1, 1e3)
+#: Jobs of the model and the devices that tests.admission.small has.
+job_requests = st.builds(
+    lambda name, size, slack, **more: request(
+        name, size, slack and size + slack, **more
+    ),
+    _job_names,
+    _sizes,
+    st.none() | _sizes,
+    elastic=st.booleans(),
+    max_degree=st.none() | st.integers(1, 8),
+    checkpoint_bytes=st.none() | amounts,
+    command=st.lists(names, max_size=2),
+)
+throughput_tables = st.builds(table, spread=st.none() | st.floats(0.1, 1))
+
+
+@st.composite
+def cluster_states(draw: st.DrawFn) -> ClusterState:
+    """A job that runs, and devices of somebody else."""
+    until = draw(st.none() | _sizes)
+    other = OccupiedDevices(name="other", devices={"h1": 2}, until_s=until)
+    job = running("running", draw(_sizes), draw(st.none() | _sizes), h0=2)
+    occupied = (other,) if draw(st.booleans()) else ()
+    found = state(job, hosts=2, occupied=occupied, throughputs=draw(throughput_tables))
+    # Half of them have the reservations of a decision.
+    kept = reschedule(found).schedule if draw(st.booleans()) else ()
+    return found.model_copy(update={"reservations": kept})
+
+
+@st.composite
+def admissions(draw: st.DrawFn) -> AdmissionDecision:
+    """Decisions on a job beside one that runs."""
+    job = draw(job_requests.filter(lambda job: job.name != "running"))
+    return admit(job, draw(cluster_states()))

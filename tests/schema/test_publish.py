@@ -23,27 +23,35 @@ from planner.schema.publish import (
 )
 from tests.plans import gpt2_plan
 from tests.schema.documents import (
+    admissions,
     checkpoints,
+    cluster_states,
     clusters,
     federations,
+    job_requests,
     measurements,
     plans,
     probes,
     strategies,
     stream_records,
+    throughput_tables,
     verifications,
 )
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema"
 MADE = {
+    "admission": admissions(),
     "checkpoint": checkpoints,
     "cluster": clusters(),
+    "cluster-state": cluster_states(),
     "federation": federations(),
+    "job": job_requests,
     "measurement": measurements,
     "plan": plans(),
     "probe": probes,
     "strategy": strategies(),
     "stream": stream_records(),
+    "throughputs": throughput_tables,
     "verification": verifications,
 }
 

@@ -1,0 +1,242 @@
+"""Queues as admission control sees them: hosts, entries, and four verbs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from planner.errors import ExecutionError
+from planner.schema.admission import OccupiedDevices, StateHost
+
+__all__ = [
+    "PREFIX",
+    "Command",
+    "Entry",
+    "Launch",
+    "Queue",
+    "QueueError",
+    "Snapshot",
+    "Status",
+    "answer",
+    "as_json",
+    "field_of",
+    "occupied_by_others",
+]
+
+#: Launches of admission control have names that begin so.
+PREFIX = "mw-"
+#: Time that a command of a queue may take.
+_ANSWER_S = 60.0
+
+Status = Literal["pending", "running", "done", "failed"]
+
+
+class QueueError(ExecutionError):
+    """A queue did not answer, or its answer makes no sense; nothing was done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Something that a queue knows.
+
+    Attributes:
+        id: Identity that the queue gave it.
+        name: Its name; that of a launch if it is one of ours.
+        status: Status.
+        devices: Host to the number of devices that it holds.
+        start_s: Time at which it began to run, or None.
+        until_s: Time at which the queue ends it at the latest, or None.
+    """
+
+    id: str
+    name: str
+    status: Status
+    devices: Mapping[str, int] = field(default_factory=dict)
+    start_s: float | None = None
+    until_s: float | None = None
+
+    @property
+    def ours(self) -> bool:
+        """Whether admission control launched it."""
+        return self.name.startswith(PREFIX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """State of a queue.
+
+    Attributes:
+        hosts: Hosts, with devices that cannot be used.
+        entries: Entries, ended ones included as long as the queue knows them.
+    """
+
+    hosts: tuple[StateHost, ...]
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Devices for a job, to be started under a name that is used once.
+
+    Attributes:
+        name: Name of the launch.
+        job: Name of the job.
+        device: Device type, as the queue names it.
+        devices: Host to number of devices.
+        words: Words of the command.
+        after: Identity of the launch before, which has to have ended; or None.
+    """
+
+    name: str
+    job: str
+    device: str
+    devices: Mapping[str, int]
+    words: tuple[str, ...]
+    after: str | None = None
+
+    @property
+    def degree(self) -> int:
+        """Number of devices."""
+        return sum(self.devices.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command of a queue, and what it reads from stdin.
+
+    Attributes:
+        words: Words.
+        stdin: Text.
+    """
+
+    words: tuple[str, ...]
+    stdin: str = ""
+
+
+class Queue(Protocol):
+    """A queue that runs launches."""
+
+    @property
+    def name(self) -> str:
+        """Name of the kind of queue."""
+
+    def read(self) -> Snapshot:
+        """Return hosts and entries.
+
+        Raises:
+            QueueError: If there is no answer, or none that makes sense.
+        """
+
+    def launch(self, launch: Launch) -> str:
+        """Start a launch, or find it if it was started before; return its identity.
+
+        Raises:
+            QueueError: If the queue refuses it or does not answer.
+        """
+
+    def stop(self, entry: str) -> None:
+        """End an entry, so that it can save its state; nothing if it has ended.
+
+        Raises:
+            QueueError: If the queue refuses or does not answer.
+        """
+
+    def revoke(self, launch: str) -> None:
+        """See to it that a launch which the queue does not know never runs.
+
+        Queues whose names are used once need nothing for it.
+        """
+
+
+def answer(command: Command, timeout_s: float = _ANSWER_S) -> str:
+    """Run a command of a queue and return what it prints.
+
+    Raises:
+        QueueError: If it is not there, fails, or does not answer in time.
+    """
+    words = command.words
+    try:
+        done = subprocess.run(
+            words,
+            input=command.stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise QueueError(
+            f"{words[0]} did not answer within {timeout_s:g} s; see whether the queue "
+            f"runs"
+        ) from error
+    except OSError as error:
+        raise QueueError(
+            f"{words[0]} does not start ({error.strerror}); run this where the queue's "
+            f"commands are on PATH"
+        ) from error
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[:500]
+        raise QueueError(f"{' '.join(words[:3])} failed ({done.returncode}): {said}")
+    return done.stdout
+
+
+def as_json(text: str, where: str) -> Any:
+    """Parse what a queue printed.
+
+    Raises:
+        QueueError: If it is not JSON of an object.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        shown = " ".join(text.split())[:60]
+        raise QueueError(
+            f"{where} answered {shown!r}, which is not JSON; nothing is done till it "
+            f"answers JSON again"
+        ) from error
+    if not isinstance(found, dict):
+        raise QueueError(f"{where} answered {type(found).__name__}, not an object")
+    return found
+
+
+def field_of(data: Any, where: str, *path: str) -> Any:
+    """Return a field that an answer must have.
+
+    Raises:
+        QueueError: If it is not there.
+    """
+    found = data
+    for name in path:
+        if not isinstance(found, Mapping) or name not in found:
+            raise QueueError(
+                f"{where} answered without {'.'.join(path)}; is it another version? "
+                f"nothing is done"
+            )
+        found = found[name]
+    return found
+
+
+def occupied_by_others(
+    entries: Sequence[Entry], now_s: float
+) -> tuple[OccupiedDevices, ...]:
+    """Devices of running entries that are not ours.
+
+    Args:
+        entries: Entries.
+        now_s: Time; an entry that should have ended by now may end at any time.
+    """
+    return tuple(
+        OccupiedDevices(
+            name=f"{each.name} ({each.id})",
+            devices=dict(each.devices),
+            until_s=(
+                None if each.until_s is None or each.until_s <= now_s else each.until_s
+            ),
+        )
+        for each in entries
+        if not each.ours and each.status == "running" and each.devices
+    )

@@ -1,0 +1,162 @@
+"""The operator's loop in simulated time, and the report of its journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.admission.journal import Journal, JournalError
+from planner.admission.operator import Operator, OperatorSettings, progress
+from planner.cli.main import main
+from planner.report.queue import read_queue_report
+from tests.admission.simulated import PRICE, SimulatedQueue, simulate
+from tests.admission.small import request, table
+
+
+def _loop(folder: Path) -> tuple[SimulatedQueue, Journal, Operator]:
+    queue = SimulatedQueue()
+    queue.journal = Journal(folder, "slurm")
+    settings = OperatorSettings(throughputs=table(), price=PRICE, guard_s=10.0)
+    operator = Operator(queue, queue.journal, settings, clock=lambda: queue.now)
+    return queue, queue.journal, operator
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    simulate(folder, jobs=25, seed=1).close()
+    return folder
+
+
+def test_all_promises_are_kept_while_jobs_are_moved_about(served: Path) -> None:
+    journal = Journal(served, None)
+    jobs = journal.jobs()
+    promised = [job for job in jobs if job.promised]
+    assert len(promised) >= 8
+    assert all(job.ended_s <= job.request.deadline_s for job in promised)
+    assert not any(job.broken for job in jobs)
+    assert {job.status for job in jobs} == {"done", "declined"}
+    # Some gave way, and went on.
+    assert max(job.launches for job in jobs) >= 2
+    journal.close()
+
+
+def test_the_report_tells_jobs_causes_and_costs(served: Path, tmp_path: Path) -> None:
+    page, text = tmp_path / "page.html", tmp_path / "page.md"
+    assert main(["report", str(served), "-o", str(page), "--md", str(text)]) == 0
+    journal = Journal(served, None)
+    jobs, launches = journal.jobs(), journal.launches()
+    journal.close()
+    told = text.read_text()
+    assert f"jobs: {len(jobs)}, promised: {sum(j.promised for j in jobs)}" in told
+    causes = [job.cause for job in jobs if job.status == "declined"]
+    assert f"| no schedule was found | {causes.count('search')} |" in told
+    assert f"| too slow even alone | {causes.count('alone')} |" in told
+    shown = page.read_text()
+    assert all(f'data-tip="{each.name}\n' in shown for each in launches)
+    end = read_queue_report(str(served)).end_s
+    dues = [job.request.deadline_s for job in jobs if job.promised]
+    assert shown.count('class="limit"') == sum(due <= end for due in dues) > 0
+
+
+def test_a_promise_that_a_failure_breaks_is_told_once(tmp_path: Path) -> None:
+    queue, journal, operator = _loop(tmp_path)
+    journal.submit(request("a", 300, 140.0, command=("train",)), 0.0)
+    operator.tick()
+    assert journal.job("a").promised
+    queue.down = {"h0": 4, "h1": 3}
+    for _ in range(3):
+        queue.now += 10.0
+        operator.tick()
+    broken = [each for each in journal.events() if each["kind"] == "promise broken"]
+    assert [each["job"] for each in broken] == ["a"]
+    assert "7 devices are down" in journal.job("a").broken
+    journal.close()
+
+
+def test_what_a_queue_forgets_is_launched_anew_and_ended_if_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    queue, journal, operator = _loop(tmp_path)
+    journal.submit(request("a", 300, 900.0, command=("train",)), 0.0)
+    operator.tick()
+    queue.shown = False
+    for _ in range(2):
+        queue.now += 1.0
+        operator.tick()
+    assert list(queue.entries) == ["mw-a-1"]
+    # The queue says again what it runs, before it was given up.
+    queue.shown = True
+    operator.tick()
+    assert [each.missing for each in journal.launches()] == [0]
+    del queue.entries["mw-a-1"], queue.ends["mw-a-1"]
+    for _ in range(3):
+        queue.now += 1.0
+        operator.tick()
+    assert list(queue.entries) == ["mw-a-2"]
+    journal.close()
+
+
+def test_progress_that_is_reported_counts(tmp_path: Path) -> None:
+    queue, journal, operator = _loop(tmp_path)
+    journal.submit(request("a", 300, 900.0, command=("train",)), 0.0)
+    operator.tick()
+    first = journal.reservations()[0].finish_s
+    queue.now = 20.0
+    progress(journal, "a", 150, 20.0)
+    operator.tick()
+    rate = journal.launches()[0].rate
+    assert journal.reservations()[0].finish_s == pytest.approx(20 + 150 / rate)
+    assert journal.reservations()[0].finish_s < first
+    with pytest.raises(JournalError, match="says 301 of 300 iterations"):
+        progress(journal, "a", 301, 20.0)
+    journal.close()
+
+
+def test_a_clock_that_goes_back_is_refused(tmp_path: Path) -> None:
+    queue, journal, operator = _loop(tmp_path)
+    queue.now = 1000.0
+    operator.tick()
+    queue.now = 0.0
+    with pytest.raises(JournalError, match="set the clock, or wait"):
+        operator.tick()
+    journal.close()
+
+
+def test_a_launch_on_other_devices_is_refused(tmp_path: Path) -> None:
+    queue, journal, operator = _loop(tmp_path)
+    journal.submit(request("a", 300, 900.0, command=("train",)), 0.0)
+    operator.tick()
+    entry = queue.entries["mw-a-1"]
+    queue.entries["mw-a-1"] = type(entry)(
+        id=entry.id, name=entry.name, status="running", devices={"h1": 4}
+    )
+    with pytest.raises(JournalError, match="it is launched anew"):
+        operator.tick()
+    journal.close()
+
+
+def test_journals_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "slurm")
+    journal.submit(request("a", 300, 900.0), 0.0)
+    with pytest.raises(JournalError, match="another meshwright serve holds"):
+        Journal(tmp_path, "slurm")
+    with pytest.raises(JournalError, match="was submitted with other values"):
+        journal.submit(request("a", 301, 900.0), 0.0)
+    journal.close()
+    with pytest.raises(JournalError, match="is of the queue slurm, not of ray"):
+        Journal(tmp_path, "ray")
+    path = tmp_path / "journal.sqlite"
+    kept = path.read_bytes()
+    # Cut off, as a copy that was not finished, or overwritten.
+    for found in (kept[: len(kept) // 2], b"", b"no database" * 100):
+        path.write_bytes(found)
+        with pytest.raises(JournalError, match="is damaged or no journal"):
+            Journal(tmp_path, "slurm")
+    path.write_bytes(kept)
+    again = Journal(tmp_path, "slurm")
+    assert [job.name for job in again.jobs("submitted")] == ["a"]
+    again.close()
+    with pytest.raises(JournalError, match="has no journal; name the folder"):
+        Journal(tmp_path / "other", None)
