@@ -51,6 +51,7 @@ VALUES: dict[str, list[Any]] = {
     **{slot: list(method_names(slot)) for slot in slots()},
     "boundary": ["direct", "scattered"],
     "replicas": ["library", "ring", "direct"],
+    "buckets": ["filled", "needed"],
     "loss_chunks": [1, 4],
     "compile": [False, True],
     "semantics": ["exact", "approximate"],
@@ -94,6 +95,8 @@ def value_of(made: Plan, knob: str) -> set[Any]:
         return {strategy.communication.boundary}
     if knob == "replicas":
         return {strategy.communication.replicas.algorithm}
+    if knob == "buckets":
+        return {strategy.communication.buckets}
     value = getattr(strategy, knob)
     return {str(value) if knob in slots() else value}
 
