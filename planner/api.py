@@ -15,17 +15,22 @@ from planner.assemble import make_plan
 from planner.certificate import Certifier, certifies
 from planner.cluster import Cluster
 from planner.cost import CostModel
+from planner.device_sets import (
+    answer_on_devices,
+    idle_devices,
+    list_choices,
+    other_devices,
+)
 from planner.errors import NoFeasiblePlanError
 from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice
 from planner.portfolio import ranked_answers
-from planner.regimes import Answer, answer_that_fits, answer_with_regimes
+from planner.regimes import Answer, answer_with_regimes
 from planner.request import (
     DEFAULT_RISK,
     PlanOptions,
     default_precision,
     make_context,
-    make_request,
     recipe_of,
 )
 from planner.schema import Optimizer, Plan, Precision, Strategy
@@ -118,8 +123,9 @@ def plan(
         seq_len: Tokens per sample, where example_inputs are left out.
         images_per_sample: Pictures, or recordings, of each sample, where a reference's
             model reads any beside its text; 0 for text alone.
-        partitioner: Registered name, names, or ``auto`` (expert, learned and
-            exhaustive); the best strategy that any of them priced is returned.
+        partitioner: Registered name, names, or ``auto`` (expert, learned, exhaustive
+            and evolutionary race); the best strategy that any of them priced is
+            returned.
         objective: ``throughput`` (shortest step), ``throughput_per_device``, or
             ``memory`` (emptiest fullest device).
         pin: Knobs to fix, ``{"tp": 8}``; see :func:`planner.space.read_pins`.
@@ -129,8 +135,10 @@ def plan(
             exported to it.
         devices: ``all`` uses every free device if any legal strategy does, and may
             leave out whole types of a mixed cluster; ``any`` lets any fewer win.
-        precision: Dtypes; by default bf16 compute over fp32 weights, and fp32 alone
-            if a device has no bf16.
+        precision: Dtypes; by default bf16 compute over fp32 weights. If a device has
+            no bf16, the best of three is returned: fp32 on all devices, bf16 on those
+            that have it, and fp16 on all (only for Meshwright's executors, which scale
+            the loss, and only if it is 3 % faster).
         optimizer: AdamW by default.
         grad_clip_norm: Largest gradient norm; None for no clipping.
         recipe: Which framework's constants price the plan: with a calibration any that
@@ -145,7 +153,8 @@ def plan(
             0.5 on and below 1. What nobody has measured is less certain, so that it
             must win by more than its uncertainty. ``none`` ranks by the predicted time
             alone. CPUs and measured clusters are ranked so in any case.
-        evaluation_budget: Most strategies each partitioner may simulate.
+        evaluation_budget: Most strategies each partitioner may simulate; those that
+            race share the sum.
         time_budget_s: Seconds after which the best plan so far is returned, shared by
             the partitioners; the first plan that fits is waited for, and reading the
             model does not count. None lets each of them finish. What is found in a
@@ -194,6 +203,7 @@ def plan(
         allow_approximate=allow_approximate,
         accept_gap=accept_gap,
         efficiency=efficiency or {},
+        any_dtype=precision is None,
     )
     started = time.perf_counter()
     trains = target == "meshwright" and not isinstance(model, ModelGraph)
@@ -259,24 +269,27 @@ def plan_graph(
         MeshwrightError: As :func:`plan`.
     """
     started = time.perf_counter()
-    request = make_request(graph, cluster, options)
-    if options.allow_approximate and request.time_budget_s is not None:
-        # Exact training first, with half of the time.
-        request = replace(request, time_budget_s=request.time_budget_s / 2)
-    request, results = answer_that_fits(request, options, partitioner)
-    found = ranked_answers(results, request.objective)[0]
-    answer = Answer(request=request, results=results, found=found)
+    choices = list_choices(cluster, options)
+    chosen = answer_on_devices(graph, choices, partitioner)
+    answer, options = chosen.answer, chosen.options
     if options.allow_approximate:
         answer = answer_with_regimes(answer, options, partitioner)
-        # A plan tells the time that was given, not each question's part of it.
-        whole = replace(answer.request, time_budget_s=options.time_budget_s)
-        answer = replace(answer, request=whole)
+    # A plan tells the time that was given, not each question's part of it.
+    whole = replace(answer.request, time_budget_s=options.time_budget_s)
+    answer = replace(answer, request=whole)
     timing_s = {"search": time.perf_counter() - started}
     ranked = _ranked(answer, options.pin)
     made = _assembled(answer, ranked[0], options.pin, timing_s)
-    if certifier is None or made.not_runnable:
-        return made
-    return _certified(made, answer, ranked, certifier)
+    if certifier is not None and not made.not_runnable:
+        made = _certified(made, answer, ranked, certifier)
+    devices = {
+        "idle": idle_devices(cluster, made.strategy),
+        "device_sets": other_devices(replace(chosen, answer=answer), made),
+    }
+    provenance = made.provenance.model_copy(update=devices)
+    # Devices that were left out are marked as occupied in the answer's cluster.
+    whole_cluster = {"cluster": cluster.reference(), "provenance": provenance}
+    return made.model_copy(update=whole_cluster)
 
 
 #: What a certificate that speaks against a plan says of it.

@@ -259,6 +259,8 @@ def _contender(result: SearchResult, objective: Objective) -> Contender:
         label=best.strategy.label() if best else None,
         evaluations=dict(result.evaluations),
         checkpoint=result.checkpoint,
+        share=result.share,
+        best_after=result.best_after,
     )
 
 

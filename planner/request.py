@@ -29,6 +29,7 @@ __all__ = [
     "DEFAULT_RISK",
     "PlanOptions",
     "default_precision",
+    "devices_without",
     "make_context",
     "make_request",
     "recipe_of",
@@ -105,7 +106,9 @@ class PlanOptions:
     """A checked request of :func:`planner.plan`, without model and cluster.
 
     Attributes are the arguments of ``plan`` of the same name; ``pin`` holds each knob's
-    value as one type (:func:`planner.space.read_pins`), however it was written.
+    value as one type (:func:`planner.space.read_pins`), however it was written. With
+    ``any_dtype`` nobody asked for a dtype: where some devices have no bfloat16, other
+    dtypes than ``precision`` and fewer devices are considered as well.
 
     Raises:
         StrategyError: If a value has the wrong type or is out of range.
@@ -131,6 +134,7 @@ class PlanOptions:
     allow_approximate: bool = False
     accept_gap: float = 0.5
     efficiency: Mapping[str, float] = field(default_factory=dict)
+    any_dtype: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pin", read_pins(self.pin))
@@ -176,6 +180,18 @@ class PlanOptions:
             )
 
 
+def devices_without(cluster: Cluster, dtype: str) -> list[str]:
+    """Return the names of the types of free GPUs that multiply no such dtype."""
+    free = set(cluster.type_index[cluster.free].tolist())
+    return [
+        device.name
+        for index, device in enumerate(cluster.device_types)
+        if index in free
+        and device.backend == "nccl"
+        and dtype not in device.peak_flops_per_s
+    ]
+
+
 def default_precision(
     cluster: Cluster, given: Precision | None = None
 ) -> tuple[Precision, str]:
@@ -190,14 +206,7 @@ def default_precision(
     Raises:
         StrategyError: If bfloat16 is asked for on a device that has none.
     """
-    free = set(cluster.type_index[cluster.free].tolist())
-    lacking = [
-        device.name
-        for index, device in enumerate(cluster.device_types)
-        if index in free
-        and device.backend == "nccl"
-        and "bfloat16" not in device.peak_flops_per_s
-    ]
+    lacking = devices_without(cluster, "bfloat16")
     wanted = given or Precision()
     if not lacking or wanted.compute != "bfloat16":
         return wanted, ""

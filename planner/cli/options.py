@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from planner.cli.output import note
 from planner.errors import CaptureError, PlanFileError, StrategyError
 from planner.schema import Optimizer, Plan, Precision
 from planner.schema.optimizers import OPTIMIZERS, OptimizerName
@@ -115,8 +114,9 @@ class TrainingOptions:
             metavar="{bfloat16,float32,float16,float8}", help_behavior_hint=""
         ),
     ] = None
-    """Data type of products; bfloat16, or float32 where a device has no bfloat16.
-    In float16 the loss is scaled."""
+    """Data type of products; by default bfloat16, and where a device has none the
+    fastest of float32 on all devices, bfloat16 on those that have it, and float16, in
+    which the loss is scaled."""
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of weights and optimizer states."""
     optimizer: OptimizerName = "AdamW"
@@ -154,10 +154,12 @@ class TrainingOptions:
             return given
         machines = Cluster.parse(cluster)
         found, why = default_precision(machines, given if self.dtype else None)
-        if why:
-            note(f"planned in float32: {why}; --dtype says another")
-            return given.model_copy(update={"compute": found.compute})
-        return given
+        return given.model_copy(update={"compute": found.compute}) if why else given
+
+    @property
+    def any_dtype(self) -> bool:
+        """True if no dtype was asked for, so that the planner may choose."""
+        return self.dtype is None and self.parameter_dtype == "float32"
 
     def build_optimizer(self) -> Optimizer:
         """Return the optimizer; its states have the dtype of the weights.

@@ -145,6 +145,8 @@ class PlanCommand:
     def _plan(self, model: str | ModelGraph, arguments: Mapping[str, Any]) -> Plan:
         from planner.api import plan
 
+        if self.training.any_dtype:
+            arguments = {**arguments, "precision": None}
         return plan(
             model,
             self.cluster,
@@ -159,7 +161,7 @@ class PlanCommand:
     ) -> tuple[Plan, tuple[Contender, ...]]:
         from planner.request import PlanOptions
 
-        options = PlanOptions(**arguments)
+        options = PlanOptions(**arguments, any_dtype=self.training.any_dtype)
         return compare(
             model, self.cluster, self._asked(), options, seq_len=self.seq_len
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from planner.schema.base import Document, leaf_defaults, leaf_of
@@ -11,6 +11,7 @@ from planner.schema.plan_parts import (
     Certificate,
     ClusterReference,
     ModelReference,
+    OtherDevices,
     Prediction,
     Provenance,
     Workload,
@@ -84,6 +85,35 @@ class PlanFields(Protocol):
     @property
     def not_runnable(self) -> tuple[str, ...]:
         """Reasons why Meshwright's executors cannot run the plan."""
+
+
+def _idle_line(plan: PlanFields) -> str:
+    """Say which devices are left idle, and a step with them; empty if none is."""
+    idle = plan.provenance.idle
+    if not idle:
+        return ""
+    there = [one for one in plan.provenance.device_sets if _uses(one, idle)]
+    told = [f"with them in {one.compute} {one.reason}" for one in there]
+    return "; ".join([_devices(idle), *told])
+
+
+def _dtype_line(plan: PlanFields) -> str:
+    """Say what other dtypes would bring without idle devices; empty if not tried."""
+    sets, compute = plan.provenance.device_sets, plan.strategy.precision.compute
+    if all(one.compute == compute for one in sets):
+        return ""
+    others = [one for one in sets if not _uses(one, plan.provenance.idle)]
+    told = [f"on {_devices(o.devices)} in {o.compute} {o.reason}" for o in others]
+    return "; ".join([compute, *told])
+
+
+def _uses(other: OtherDevices, idle: Mapping[str, int]) -> bool:
+    return bool(idle.keys() & other.devices.keys())
+
+
+def _devices(counts: Mapping[str, int]) -> str:
+    """``4 h100-80, 4 a100-40``."""
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
 
 
 def _mesh_line(plan: PlanFields) -> str:
@@ -304,6 +334,8 @@ def facts(plan: PlanFields) -> dict[str, str]:
         "model": f"{plan.model.name}, {format_count(plan.model.parameters)} parameters",
         "cluster": f"{plan.cluster.name}, {used:,} of {_number(there, 'device')} used",
         "switches": _switches_line(plan),
+        "idle": _idle_line(plan),
+        "dtype": _dtype_line(plan),
         "mesh": _mesh_line(plan) + zero,
         "schedule": _schedule_line(plan) if strategy.mesh.pp > 1 else "no pipeline",
         "batch": _batch_line(plan),
@@ -441,6 +473,30 @@ def _regime_lines(plan: PlanFields) -> list[str]:
     return lines
 
 
+def _race_lines(plan: PlanFields) -> list[str]:
+    """Tell how the searches that raced shared the budget, and who led last."""
+    raced = [one for one in plan.provenance.contenders if one.share is not None]
+    if not raced:
+        return []
+    rows = [
+        [
+            one.partitioner,
+            f"{one.share:.0%}",
+            f"{one.evaluations.get('analytic', 0):,}",
+            f"{one.evaluations.get('simulated', 0):,}",
+            "never" if one.best_after is None else f"{one.best_after:,}",
+            "none fits" if one.step_time_s is None else format_seconds(one.step_time_s),
+        ]
+        for one in raced
+    ]
+    header = ("search", "of the budget", "priced", "simulated", "led last after")
+    return [
+        "",
+        "race (simulations of all of them, until a search last had the best plan):",
+        *_table((*header, "its best step"), rows),
+    ]
+
+
 def explain(plan: PlanFields) -> str:
     """Tell what bounds the step, its parts, and the cost of the runners-up."""
     prediction = plan.prediction
@@ -465,6 +521,7 @@ def explain(plan: PlanFields) -> str:
             f"  {format_seconds(other.step_time_s):>9}  "
             f"{format_bytes(other.peak_memory_bytes):>8}  {other.label}: {other.reason}"
         )
+    lines += _race_lines(plan)
     lines += _regime_lines(plan)
     if plan.provenance.assumptions:
         lines += ["", "assumed while reading the model:"]

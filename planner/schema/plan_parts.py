@@ -16,6 +16,7 @@ __all__ = [
     "Efficiency",
     "InputSpec",
     "ModelReference",
+    "OtherDevices",
     "OtherRegime",
     "Prediction",
     "Provenance",
@@ -215,6 +216,24 @@ class OtherRegime(Document):
     reason: str
 
 
+class OtherDevices(Document):
+    """Another set of devices that was planned for, beside that of the plan.
+
+    Attributes:
+        devices: Device type name to number of devices.
+        compute: Dtype of products.
+        label: Best strategy there; empty if none was found.
+        step_time_s: Of that strategy.
+        reason: Comparison with the plan, in words.
+    """
+
+    devices: dict[str, Count]
+    compute: str
+    label: str = ""
+    step_time_s: Seconds | None = None
+    reason: str
+
+
 class Prediction(Document):
     """Time, memory and traffic that the cost model predicts for a strategy.
 
@@ -292,6 +311,9 @@ class Contender(Document):
         label: That strategy's.
         evaluations: Strategies it priced, by fidelity.
         checkpoint: Hash of a learned partitioner's weights.
+        share: Part of a race's budget that it used, 0 to 1; None outside of a race.
+        best_after: Simulations of all contenders of a race when it last had the best
+            plan of all; None if it never had.
     """
 
     partitioner: str
@@ -299,6 +321,8 @@ class Contender(Document):
     label: str | None = None
     evaluations: dict[str, int] = Field(default_factory=dict)
     checkpoint: str | None = None
+    share: Annotated[float, Field(ge=0, le=1)] | None = None
+    best_after: Size | None = None
 
 
 class Certificate(Document):
@@ -339,6 +363,9 @@ class Provenance(Document):
         time_budget_s: Seconds that were given; None for as long as it takes.
         contenders: What each partitioner that was asked got.
         regimes: Ways of training that were considered beside the one that was chosen.
+        idle: Free devices that the plan leaves idle, by type.
+        device_sets: Sets of devices that were planned for beside the one that was
+            chosen.
         assumptions: What was guessed while reading the model.
         checkpoint: Hash of a learned partitioner's weights.
         calibration: Name of the fitted constants that priced it; None if what the
@@ -360,6 +387,8 @@ class Provenance(Document):
     pinned: dict[str, bool | int | str] = Field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
     regimes: tuple[OtherRegime, ...] = ()
+    idle: dict[str, Count] = Field(default_factory=dict)
+    device_sets: tuple[OtherDevices, ...] = ()
     assumptions: tuple[str, ...] = ()
     bound_by: str = ""
     checkpoint: str | None = None

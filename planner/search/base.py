@@ -134,6 +134,9 @@ class SearchResult:
         evaluations: Number of strategies priced, by fidelity.
         seconds: Wall time of the search.
         checkpoint: Hash of a learned partitioner's weights.
+        share: Part of a race's budget that it used, 0 to 1; None outside of a race.
+        best_after: Simulations of all contenders of a race when it last had the best
+            plan of all; None if it never had.
     """
 
     partitioner: str
@@ -142,6 +145,8 @@ class SearchResult:
     evaluations: Mapping[str, int]
     seconds: float
     checkpoint: str | None = None
+    share: float | None = None
+    best_after: int | None = None
 
 
 @runtime_checkable

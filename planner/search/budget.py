@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.cost import CostModel
+from planner.cost import CostModel, CostTable
 from planner.search.base import Request
+from planner.space import StrategyTable
 
 __all__ = ["SIMULATIONS", "Budget"]
+
+Index = NDArray[np.int64]
 
 #: Strategies to simulate with neither an evaluation budget nor a time budget.
 SIMULATIONS = 96
@@ -20,20 +24,22 @@ class Budget:
 
     Args:
         request: The question, with its budgets.
+        contenders: Searches that share the budget of simulations, each with as many as
+            the request says.
 
     Attributes:
         request: The question.
         started: ``time.perf_counter`` at the start.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, contenders: int = 1) -> None:
         self.request = request
         self.started = time.perf_counter()
         self._model = CostModel(request.context)
         budget = request.evaluation_budget
         if budget is None and request.time_budget_s is None:
             budget = SIMULATIONS
-        self._budget = budget
+        self._budget = None if budget is None else budget * contenders
 
     @property
     def left(self) -> int | None:
@@ -41,6 +47,11 @@ class Budget:
         if self._budget is None:
             return None
         return max(0, self._budget - self._model.evaluations["simulated"])
+
+    @property
+    def total(self) -> int | None:
+        """Simulations that may be run in all; None without a limit."""
+        return self._budget
 
     @property
     def until(self) -> float | None:
@@ -64,6 +75,14 @@ class Budget:
         """Add the evaluations of another cost model to those of this search."""
         for fidelity, many in model.evaluations.items():
             self._model.evaluations[fidelity] += many
+
+    def price_table(self, table: StrategyTable, ids: Index, order: Index) -> CostTable:
+        """Price many strategies; see :meth:`CostModel.table_in_orders`."""
+        return self._model.table_in_orders(table, ids, order)
+
+    def count_simulations(self, many: int) -> None:
+        """Add strategies that were simulated elsewhere."""
+        self._model.evaluations["simulated"] += many
 
     def rounds(self, most: int) -> int | None:
         """Return the number of rounds for a search; None if a time budget ends it.

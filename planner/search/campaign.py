@@ -7,7 +7,7 @@ row under other orders.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,10 @@ _TIES = 3
 _OVER = 1e12
 #: Priced solutions that are remembered before the worse half is forgotten.
 _REMEMBERED = 4_000
+#: Neighbours of the best plan that are simulated, and their largest ratio to it.
+_POLISHED, _PROMISING = 8, 1.1
+#: Cost models under orders of devices that are kept.
+_MODELS = 64
 #: Score of solutions that the request's launcher cannot express.
 _INEXPRESSIBLE = 1e30
 
@@ -62,10 +66,11 @@ class _Prices(Budget):
 
     Args:
         request: The question.
+        contenders: Searches that share it; see :class:`Budget`.
     """
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
+    def __init__(self, request: Request, contenders: int = 1) -> None:
+        super().__init__(request, contenders)
         self._scores: dict[object, float] = {}
         self._distinct: dict[object, Solution] = {}
         self._groups: dict[object, object] = {}
@@ -196,6 +201,7 @@ class Campaign(_Prices):
 
     Args:
         request: The question.
+        contenders: Searches that share it; see :class:`Budget`.
 
     Attributes:
         rng: Generator of all random draws.
@@ -203,8 +209,8 @@ class Campaign(_Prices):
         best_score: Best simulated score of a solution that fits; infinite before.
     """
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
+    def __init__(self, request: Request, contenders: int = 1) -> None:
+        super().__init__(request, contenders)
         self.rng = np.random.default_rng(request.seed)
         self._cut: dict[object, float] = {}
         self._simulated_keys: set[object] = set()
@@ -218,6 +224,7 @@ class Campaign(_Prices):
         self._free_recompute = "recompute" not in request.pins
         self.best_score = np.inf
         self._leader: Solution | None = None
+        self._local: dict[bytes, CostModel] = {}
 
     def neighbours(self, solution: Solution) -> StrategyTable | None:
         """Return the legal rows next to a solution's; looked up once a row."""
@@ -292,7 +299,7 @@ class Campaign(_Prices):
             row = {**row, "recompute": 0}
         return solution.key[0], tuple(row.values())
 
-    def simulate(self, solution: Solution) -> float:
+    def simulate(self, solution: Solution, cuts: int | None = None) -> float:
         """Cut a solution exactly and simulate it, unless that was done before.
 
         The evenly timed cut is tried as well with several virtual stages on a rank,
@@ -301,6 +308,7 @@ class Campaign(_Prices):
 
         Args:
             solution: The solution, priced before.
+            cuts: Cuts to try; None for one, or two with several virtual stages.
         Returns:
             Its score; ``1e12`` and more if no cut fits; infinite without budget.
         """
@@ -309,11 +317,12 @@ class Campaign(_Prices):
             self._simulated[solution.key] = self._cut[key]
             return self._cut[key]
         left = self.left
-        cuts = 2 if solution.row["virtual_stages"] > 1 else 1
+        cuts = cuts or (2 if solution.row["virtual_stages"] > 1 else 1)
         most = cuts if left is None else min(left, cuts)
         if most < 1:
             return np.inf
-        model = CostModel(self.request.context.reordered(solution.order))
+        model = self.model_of(solution.order)
+        before = model.evaluations["simulated"]
         found = candidates_of_row(
             model,
             solution.row,
@@ -322,8 +331,20 @@ class Campaign(_Prices):
             spare=int(left is None or left > most),
             limits=self.request.launcher_limits,
         )
-        self.count(model)
+        self.count_simulations(model.evaluations["simulated"] - before)
         return self.adopt(solution, found)
+
+    def model_of(self, order: Index) -> CostModel:
+        """Return the cost model under an order, which keeps the prices of units.
+
+        Its evaluations are not yet among those of the campaign.
+        """
+        key = order.tobytes()
+        if key not in self._local:
+            if len(self._local) >= _MODELS:
+                del self._local[next(iter(self._local))]
+            self._local[key] = CostModel(self.request.context.reordered(order))
+        return self._local[key]
 
     def was_simulated(self, solution: Solution) -> bool:
         """Return True if a solution with the same exact cut was simulated."""
@@ -377,6 +398,28 @@ class Campaign(_Prices):
             self.simulate(one)
             done += 1
 
+    def polish(self) -> Iterator[None]:
+        """Simulate the neighbours of the best plan, under all schedules; yield each.
+
+        It goes on as long as anybody makes the best plan a better one.
+        """
+        request, polished = self.request, None
+        while self._leader is not None and self._leader is not polished:
+            leader = polished = self._leader
+            rows = neighbours(leader.row, request.facts, request.pins, schedule_names())
+            if rows is None:
+                return
+            near = [Solution(order=leader.order, row=row) for row in rows.rows()]
+            self.price(near)
+            limit = _PROMISING * self.corrected(leader)
+            near = [one for one in near if self.unlimited(one) <= limit]
+            for one in sorted(near, key=self.unlimited)[:_POLISHED]:
+                if self.left == 0:
+                    return
+                if not self.was_simulated(one):
+                    self.simulate(one, cuts=2)
+                    yield
+
     def finish(self) -> None:
         """Spend the rest of budget and time on the most promising solutions.
 
@@ -420,9 +463,33 @@ class Campaign(_Prices):
             self.price([Solution(order=one.order, row=row) for row in kept.rows()])
 
     @property
+    def simulated(self) -> list[Candidate]:
+        """Simulated candidates, legal or not, in the order in which they were found."""
+        return self._candidates
+
+    @property
+    def has_fit(self) -> bool:
+        """True once a simulated solution fits."""
+        return bool(np.isfinite(self.best_score))
+
+    @property
+    def leader(self) -> Solution | None:
+        """The solution with the best simulated score that fits; None before."""
+        return self._leader
+
+    def add(self, found: Sequence[Candidate]) -> None:
+        """Add simulated candidates that are no solutions: no row has their cuts."""
+        self._candidates += found
+        fitting = [self._value(one) for one in found if one.cost.fits]
+        self.best_score = min(self.best_score, *fitting, np.inf)
+
+    @property
     def candidates(self) -> list[Candidate]:
         """Simulated candidates that are legal."""
-        kept = self._candidates
+        return self.legal(self._candidates)
+
+    def legal(self, kept: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates that are legal."""
         if not kept:
             return []
         table = StrategyTable.from_strategies([c.strategy for c in kept])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from planner.search.base import Request, SearchResult
 from planner.search.campaign import Campaign
 from planner.search.moves import Solution, crossed
-from planner.search.starts import begin
+from planner.search.starts import begin, lay
 
 __all__ = ["EvolutionaryPartitioner", "evolve"]
 
@@ -17,6 +18,11 @@ __all__ = ["EvolutionaryPartitioner", "evolve"]
 _POPULATION, _CHILDREN = 64, 128
 #: Generations without a time budget.
 _GENERATIONS = 40
+#: Generations without a budget in a race, solutions that each simulates there, and
+#: finds of others that enter each.
+_FEW_GENERATIONS, _RACED, _ELITE = 12, 2, 8
+#: Places in the population for the best on each smaller number of devices.
+_SMALL = 8
 #: Generations without progress after which most of the population is replaced.
 _PATIENCE = 25
 #: One mesh has at most 1 / this of the population, so that others survive.
@@ -41,6 +47,7 @@ class EvolutionaryPartitioner:
     """
 
     name = "evolutionary"
+    first_share = 0.15
 
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
@@ -49,6 +56,22 @@ class EvolutionaryPartitioner:
         evolve(campaign)
         campaign.finish()
         return campaign.result(self.name)
+
+    def contend(self, campaign: Campaign) -> Iterator[None]:
+        """Take part in a race; see :class:`planner.search.race.Racer`.
+
+        The population is what all contenders have found so far, laid over the devices
+        in every way; without a budget it evolves for a few generations.
+        """
+        for _ in lay(campaign):
+            yield
+        request = campaign.request
+        free = request.time_budget_s is None and request.evaluation_budget is None
+        most = _FEW_GENERATIONS if free else None
+        for _ in _generations(campaign, lambda: _RACED, most):
+            yield
+            if campaign.left == 0 or campaign.is_late():
+                return
 
 
 def evolve(campaign: Campaign, generations: int | None = None) -> None:
@@ -59,14 +82,32 @@ def evolve(campaign: Campaign, generations: int | None = None) -> None:
         generations: Most generations without a time budget; None for the default.
     """
     most = generations or _GENERATIONS
+    steps = _generations(campaign, lambda: campaign.share_of(most))
+    done = 0
+    while not campaign.is_over(done, most, _SHARE) and next(steps, False) is None:
+        done += 1
+
+
+def _generations(
+    campaign: Campaign, share: Callable[[], int], most: int | None = None
+) -> Iterator[None]:
+    """Improve the population, and yield after each generation.
+
+    Args:
+        campaign: A campaign with solutions to begin with.
+        share: Says how many solutions to simulate in a generation.
+        most: Most generations; None for as many as are asked for.
+    """
     population = _selected(campaign, campaign.best(8 * _POPULATION))
     best, idle, generation = np.inf, 0, 0
-    while population and not campaign.is_over(generation, most, _SHARE):
+    while population and (most is None or generation < most):
         generation += 1
         campaign.find_neighbours(population)
         children = [_child(campaign, population) for _ in range(_CHILDREN)]
-        population = _selected(campaign, [*children, *population])
-        campaign.simulate_best(campaign.share_of(most))
+        # What others found since the last generation is in it, too.
+        found = campaign.best(_ELITE)
+        population = _selected(campaign, [*children, *population, *found])
+        campaign.simulate_best(share())
         if generation % _NEAR_EVERY == 0:
             _simulate_near_feasible(campaign, population)
         leader = campaign.corrected(population[0])
@@ -74,6 +115,7 @@ def evolve(campaign: Campaign, generations: int | None = None) -> None:
         best = min(best, leader)
         if idle == _PATIENCE:
             population, best, idle = _refreshed(campaign, population), np.inf, 0
+        yield
 
 
 def _child(campaign: Campaign, population: list[Solution]) -> Solution:
@@ -108,7 +150,18 @@ def _selected(campaign: Campaign, population: list[Solution]) -> list[Solution]:
     near = _few_of_a_mesh(_near_feasible(campaign, ranked), _NEAR, _NEAR_PER_MESH)
     kept = _few_of_a_mesh(ranked, _POPULATION - len(near), _POPULATION // _OF_A_MESH)
     inside = {one.key for one in kept}
-    return [*kept, *(one for one in near if one.key not in inside)]
+    others = [*near, *_small_fleets(ranked)]
+    return [*kept, *(one for one in others if one.key not in inside)]
+
+
+def _small_fleets(ranked: list[Solution]) -> list[Solution]:
+    """Return the best solution on each of the best few numbers of devices."""
+    kept: dict[int, Solution] = {}
+    for one in ranked:
+        kept.setdefault(len(one.order), one)
+        if len(kept) == _SMALL:
+            break
+    return list(kept.values())
 
 
 def _simulate_near_feasible(campaign: Campaign, population: list[Solution]) -> None:

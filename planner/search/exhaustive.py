@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import time
 from collections.abc import Iterator
 
@@ -12,10 +14,19 @@ from planner.cost import CostModel, CostTable
 from planner.schema.schedules import schedule_names
 from planner.search.base import Candidate, Request, SearchResult, finish, scores_of
 from planner.search.budget import Budget
+from planner.search.campaign import Campaign
+from planner.search.device_order.screening import few_rows
 from planner.search.ideals import along_ideals
+from planner.search.moves import Row, Solution
 from planner.search.orders import device_orders
 from planner.search.refine import candidates_of_row, schedule_variants
-from planner.space import MESH_COLUMNS, StrategyTable, enumerate_strategies, legal
+from planner.space import (
+    MESH_COLUMNS,
+    StrategyTable,
+    enumerate_meshes,
+    enumerate_strategies,
+    legal,
+)
 
 __all__ = ["ExhaustivePartitioner", "search_order"]
 
@@ -26,9 +37,16 @@ _PER_MESH = 3
 #: Rows over the memory limit that are tried, too, with recomputation by stage.
 _OVER = 4
 
+Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-#: Rows priced at once without a time budget, and with one.
-_ROWS_AT_ONCE, _ROWS_TIMED = 500_000, 100_000
+#: Rows priced at once without a time budget, with one, and in a race against it.
+_ROWS_AT_ONCE, _ROWS_TIMED, _ROWS_RACED = 500_000, 100_000, 10_000
+#: In a race: finalists simulated after a glance at all orders, and after the whole
+#: space of each; pipelines tried under other schedules for each order; scores over the
+#: best up to which they are, and from which on finalists are dropped.
+_GLANCED, _EACH, _VARIED, _NEAR, _HOPELESS = 6, 3, 8, 1.15, 1.4
+#: Factor on the score of rows that exceed memory: many do not fit by an exact cut.
+_DOUBTFUL = 1.1
 
 
 class ExhaustivePartitioner:
@@ -40,6 +58,7 @@ class ExhaustivePartitioner:
     """
 
     name = "exhaustive"
+    first_share = 0.15
 
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
@@ -60,6 +79,136 @@ class ExhaustivePartitioner:
             models.append(model)
             candidates += search_order(request, model, budget, until)
         return finish(self.name, request, models, candidates, spending.started)
+
+    def contend(self, campaign: Campaign) -> Iterator[None]:
+        """Take part in a race; see :class:`planner.search.race.Racer`.
+
+        A few rows of every mesh are priced under every order first. Then orders come by
+        promise, each with its whole space, and their finalists in one queue.
+        """
+        queue = _Queue(campaign)
+        for _ in queue.glance():
+            yield
+        for _ in range(_GLANCED):
+            if queue.simulate_next():
+                yield
+        for count in queue.ranked_counts():
+            for _ in queue.price(count):
+                yield
+            for _ in range(_EACH):
+                if queue.simulate_next():
+                    yield
+        while queue.simulate_next():
+            yield
+        queue.follow_ideals()
+        yield
+
+
+class _Queue:
+    """Finalists of all orders in one queue, the most promising first.
+
+    Args:
+        campaign: Simulates them.
+    """
+
+    def __init__(self, campaign: Campaign) -> None:
+        self._campaign, self._request = campaign, campaign.request
+        self._waiting: list[tuple[float, int, Index, Row]] = []
+        self._varied: dict[bytes, int] = {}
+        self._number = itertools.count()
+        self._orders: dict[int, list[Index]] = {}
+        for order in device_orders(campaign.request):
+            self._orders.setdefault(len(order), []).append(order)
+        self._promise = dict.fromkeys(self._orders, np.inf)
+
+    def ranked_counts(self) -> list[int]:
+        """Return the numbers of devices, the most promising first."""
+        return sorted(self._orders, key=lambda count: self._promise[count])
+
+    def glance(self) -> Iterator[None]:
+        """Price a few rows of every mesh under every order."""
+        request = self._request
+        for count in self._orders:
+            mesh = enumerate_meshes(request.facts, count, request.pins)
+            if len(mesh):
+                self._add(count, few_rows(request, mesh))
+            yield
+
+    def price(self, count: int) -> Iterator[None]:
+        """Price the whole space on a number of devices, one table at a time."""
+        timed = self._request.time_budget_s is not None
+        size = max(1, _ROWS_RACED // len(self._orders[count]))
+        for table in enumerate_strategies(
+            self._request.facts,
+            num_devices=count,
+            pins=self._request.pins,
+            rows=size if timed else _ROWS_AT_ONCE,
+        ):
+            self._add(count, table)
+            yield
+
+    def _add(self, count: int, table: StrategyTable) -> None:
+        """Price a table under all orders of a number of devices; queue the best."""
+        orders, request, many = self._orders[count], self._request, len(table)
+        if not many:
+            return
+        rows = table[np.tile(np.arange(many), len(orders))]
+        which = np.repeat(np.arange(len(orders)), many)
+        # Orders that are priced together share the time of the blocks.
+        costs = self._campaign.price_table(rows, np.stack(orders), which)
+        score = scores_of(costs, rows, request.objective, fitting=False)
+        for place, order in enumerate(orders):
+            mine = slice(place * many, (place + 1) * many)
+            finalists = _Finalists(request)
+            finalists.keep(table, score[mine], costs.excess_bytes[mine])
+            for value, row in finalists.ranked():
+                self._promise[count] = min(self._promise[count], value)
+                self._push(value, order, row)
+
+    def _push(self, value: float, order: Index, row: Row) -> None:
+        heapq.heappush(self._waiting, (value, next(self._number), order, row))
+
+    def simulate_next(self) -> bool:
+        """Cut and simulate the next finalist; False if there is none, or no budget."""
+        campaign = self._campaign
+        while self._waiting and campaign.left != 0:
+            value, _, order, row = heapq.heappop(self._waiting)
+            if value > _HOPELESS * campaign.best_score:
+                continue
+            one = Solution(order=order, row=row)
+            campaign.price([one])
+            if campaign.was_simulated(one):
+                continue
+            found = campaign.simulate(one, cuts=2)
+            self._vary(found, order, row)
+            return True
+        return False
+
+    def _vary(self, value: float, order: Index, row: Row) -> None:
+        """Queue a good pipeline's row under the schedules that its own stands for."""
+        key, campaign = order.tobytes(), self._campaign
+        many = self._varied.get(key, 0)
+        if row["pp"] == 1 or "schedule" in self._request.pins or many >= _VARIED:
+            return
+        if value > _NEAR * campaign.best_score:
+            return
+        self._varied[key] = many + 1
+        for other in _variants(self._request, [dict(row)]):
+            self._push(value, order, other)
+
+    def follow_ideals(self) -> None:
+        """Recut the best pipelines along ideals, under the order of the best plan."""
+        campaign, leader = self._campaign, self._campaign.leader
+        if leader is None or campaign.left == 0 or campaign.is_late():
+            return
+        model = campaign.model_of(leader.order)
+        ids = leader.order.tolist()
+        here = [one for one in campaign.candidates if one.strategy.device_ids() == ids]
+        most = _FINALISTS if campaign.left is None else campaign.left
+        before = model.evaluations["simulated"]
+        found = list(along_ideals(self._request, model, here, most))
+        campaign.count_simulations(model.evaluations["simulated"] - before)
+        campaign.add(campaign.legal(found))
 
 
 def search_order(
@@ -148,12 +297,16 @@ class _Finalists:
     def add(self, table: StrategyTable, costs: CostTable) -> None:
         """Keep the rows of a table that may be finalists."""
         score = scores_of(costs, table, self._objective, fitting=False)
-        keep = _best_per_mesh(table, np.where(costs.fits, score, np.inf))
-        over = np.argsort(costs.excess_bytes, kind="stable")[:_OVER]
+        self.keep(table, score, costs.excess_bytes)
+
+    def keep(self, table: StrategyTable, score: Array, excess_bytes: Array) -> None:
+        """Keep the rows of a table that may be finalists, by score and excess. [n]."""
+        keep = _best_per_mesh(table, np.where(excess_bytes <= 0, score, np.inf))
+        over = np.argsort(excess_bytes, kind="stable")[:_OVER]
         rows = np.unique(np.concatenate([keep, over]))
         self._tables.append(table[rows])
         self._scores.append(score[rows])
-        self._excess.append(costs.excess_bytes[rows])
+        self._excess.append(excess_bytes[rows])
 
     @property
     def any_fits(self) -> bool:
@@ -162,6 +315,10 @@ class _Finalists:
 
     def rows(self) -> Iterator[dict[str, int]]:
         """Yield the finalists, best first; then the rows closest to fitting."""
+        yield from (row for _, row in self.ranked())
+
+    def ranked(self) -> Iterator[tuple[float, dict[str, int]]]:
+        """Yield the same with their scores, higher where they exceed memory."""
         if not self._tables:
             return
         table = StrategyTable.concatenate(self._tables)
@@ -169,7 +326,8 @@ class _Finalists:
         best = _best_per_mesh(table, np.where(excess <= 0, score, np.inf))
         nearest = np.argsort(np.maximum(excess, 0), kind="stable")[:_OVER]
         for index in dict.fromkeys([*best.tolist(), *nearest.tolist()]):
-            yield table.row(int(index))
+            factor = 1.0 if excess[index] <= 0 else _DOUBTFUL
+            yield float(score[index]) * factor, table.row(int(index))
 
 
 def _best_per_mesh(table: StrategyTable, score: NDArray[np.float64]) -> Index:

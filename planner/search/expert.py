@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search.base import Candidate, Request, SearchResult, finish
+from planner.search.campaign import Campaign
+from planner.search.moves import Solution
 from planner.search.orders import device_orders
 from planner.search.refine import candidates_of_row
 from planner.space import (
@@ -62,6 +64,7 @@ class ExpertPartitioner:
     """
 
     name = "expert"
+    first_share = 0.03
 
     def __init__(self, keep: int = 3, *, widen: bool = True) -> None:
         self._keep = keep
@@ -88,6 +91,30 @@ class ExpertPartitioner:
                 if any(candidate.cost.fits for candidate in priced):
                     return finish(self.name, request, models, candidates, started)
         return finish(self.name, request, models, candidates, started)
+
+    def contend(self, campaign: Campaign) -> Iterator[None]:
+        """Take part in a race; see :class:`planner.search.race.Racer`.
+
+        The rules of thumb alone: in a race others search the whole space.
+        """
+        for order in device_orders(campaign.request):
+            model = campaign.model_of(order)
+            asked = replace(campaign.request, context=model.context)
+            table = _by_the_rules(asked, model)
+            rows = [] if table is None else table.rows()
+            campaign.price([Solution(order=order, row=row) for row in rows])
+            yield
+            fitting = 0
+            for one in (Solution(order=order, row=row) for row in rows):
+                if not campaign.may_fit(one) or campaign.was_simulated(one):
+                    continue
+                campaign.simulate(one)
+                fitting += campaign.may_fit(one)
+                yield
+                if fitting == self._keep:
+                    break
+            if campaign.has_fit:
+                return
 
 
 def _price(

@@ -7,11 +7,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cluster import Cluster
 from planner.search.base import Request
 from planner.search.launcher_limits import LauncherLimits
 from planner.space import enumerate_strategies
 
-__all__ = ["device_orders"]
+__all__ = ["device_orders", "type_sets"]
 
 Index = NDArray[np.int64]
 
@@ -45,11 +46,24 @@ def _by_type(request: Request) -> list[Index]:
     ]
 
 
-def _single_types(request: Request) -> list[Index]:
-    """Return the devices of each type alone: a slow type may not be worth using."""
-    order = request.context.order
-    types = np.asarray(request.context.cluster.type_index)[order]
-    return [order[types == kind] for kind in np.unique(types)]
+def type_sets(cluster: Cluster, kinds: Index) -> list[Index]:
+    """Return sets of device types that may be worth using without the others.
+
+    Each type alone, and the fastest few: a slow type may hold the others up.
+
+    Args:
+        cluster: The machines.
+        kinds: Indices of the types that there are. Shape [kinds].
+    Returns:
+        Indices of types, fewer than all; none of a single type.
+    """
+    every = np.unique(kinds)
+    if len(every) < 2:
+        return []
+    speed = [max(one.peak_flops_per_s.values()) for one in cluster.device_types]
+    fastest = every[np.argsort(-np.array(speed)[every], kind="stable")]
+    alone = [every[at : at + 1] for at in range(len(every))]
+    return [*alone, *(np.sort(fastest[:few]) for few in range(2, len(every)))]
 
 
 def _reachable(request: Request) -> Index:
@@ -130,8 +144,11 @@ def device_orders(request: Request) -> list[Index]:
     """
     order = request.context.order
     orders = [order] if request.context.cluster.is_uniform else _by_type(request)
-    if len(np.unique(np.asarray(request.context.cluster.type_index)[order])) > 1:
-        orders += _single_types(request)
+    types = np.asarray(request.context.cluster.type_index)[order]
+    orders += [
+        order[np.isin(types, kinds)]
+        for kinds in type_sets(request.context.cluster, types)
+    ]
     if request.devices == "any":
         small = range(1, len(order)) if len(order) <= 64 else ()
         powers = [2**k for k in range(len(order).bit_length()) if 2**k < len(order)]

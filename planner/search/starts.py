@@ -26,6 +26,7 @@ __all__ = [
     "base_orders",
     "begin",
     "grid_orders",
+    "lay",
     "near_order",
     "pools",
     "tour_order",
@@ -38,6 +39,8 @@ Index = NDArray[np.int64]
 _ROWS, _PER_MESH = 48, 2
 #: Rows with a pipeline for which DT-FM divides the devices, and its trials for each.
 _TOURS, _TRIALS = 3, 36
+#: Solutions of a race that are laid over the devices in every way.
+_LAID_ROWS = 64
 #: Solutions priced at once.
 _BATCH = 400
 #: Rows priced at once without a time budget, and with one.
@@ -90,6 +93,38 @@ def begin(campaign: Campaign) -> None:
     while not campaign.is_late(_LAID) and (batch := list(islice(laid, _BATCH))):
         campaign.price(batch)
     _tours(campaign)
+
+
+def lay(campaign: Campaign) -> Iterator[None]:
+    """Lay the best solutions of a campaign over neighbouring devices in every way.
+
+    The campaign learns which devices may be left out. Yields after each batch and each
+    tour of DT-FM's search. Where nothing is known, rules of thumb are priced first.
+    """
+    request = campaign.request
+    there = pools(request)[:_POOLS]
+    bases: dict[int, list[Index]] = {}
+    for pool in there:
+        if pool.count < len(pool.devices):
+            campaign.allow_choice(pool.devices, pool.count)
+        orders = base_orders(request.context.cluster, pool)
+        bases.setdefault(pool.count, []).extend(orders)
+        if not campaign.best(1):
+            rows = _rules_of_thumb(request, pool.count)
+            campaign.price([Solution(order=orders[0], row=row) for row in rows])
+    yield
+    laid = (
+        Solution(order=made, row=one.row)
+        for one in campaign.best(_LAID_ROWS)
+        for base in [one.order, *bases.get(len(one.order), [])]
+        for made in grid_orders(base, one.row)
+    )
+    while batch := list(islice(laid, _BATCH)):
+        campaign.price(batch)
+        yield
+    for start in _pipelines(campaign):
+        _tour(campaign, start)
+        yield
 
 
 def _rules_of_thumb(request: Request, count: int) -> list[Row]:
@@ -169,20 +204,25 @@ def _tours(campaign: Campaign) -> None:
     for start in _pipelines(campaign):
         if campaign.is_late(_TOURED):
             return
-        row = start.row
-        weights = _stage_weights(campaign, start)
-        made = tour_order(
-            campaign.request,
-            start.order,
-            row,
-            dp_bytes=weights[0],
-            pp_bytes=weights[1],
-            mixing_s=weights[2],
-            trials=_TRIALS,
-            rng=campaign.rng,
-        )
-        if made is not None:
-            campaign.price([Solution(order=made, row=row)])
+        _tour(campaign, start)
+
+
+def _tour(campaign: Campaign, start: Solution) -> None:
+    """Price a pipeline with its devices divided by DT-FM's search."""
+    row = start.row
+    weights = _stage_weights(campaign, start)
+    made = tour_order(
+        campaign.request,
+        start.order,
+        row,
+        dp_bytes=weights[0],
+        pp_bytes=weights[1],
+        mixing_s=weights[2],
+        trials=_TRIALS,
+        rng=campaign.rng,
+    )
+    if made is not None:
+        campaign.price([Solution(order=made, row=row)])
 
 
 def _pipelines(campaign: Campaign) -> Iterator[Solution]:

@@ -6,16 +6,19 @@
 3. The drawn orders and the plain ones are improved by small changes, priced by closed
    forms.
 4. The best are cut exactly and simulated.
-5. From there orders and strategies evolve together; the simulator decides.
+5. From there the proposals race (:mod:`planner.search.race`) with the whole space under
+   plain orders and with an evolution of orders and strategies together, which starts
+   from what all of them find.
 
 Steps 1 to 4 are :class:`policies.partition.proposing.Proposer`. There is an answer at
-every point; time or the number of simulations ends the search. Where all devices and
-links are equal there is nothing to arrange, and step 5 only fills time that is left.
+every point; time or the number of simulations ends the search.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,10 +29,10 @@ from planner.search.base import finish
 from planner.search.campaign import Campaign
 from planner.search.device_order.groups import group_devices
 from planner.search.device_order.subsets import list_choices
-from planner.search.evolutionary import evolve
+from planner.search.evolutionary import EvolutionaryPartitioner
+from planner.search.exhaustive import ExhaustivePartitioner
 from planner.search.expert import ExpertPartitioner
-from planner.search.moves import Solution
-from planner.search.starts import begin, grid_orders
+from planner.search.race import race
 from policies.partition.network import load_network
 from policies.partition.proposing import Known, Problem, Proposer, SearchConfig
 
@@ -39,11 +42,8 @@ __all__ = [
 ]
 
 
-#: Best solutions whose order is tried in every way of laying a grid over the devices.
-_LAID = 24
-#: Share of the time for proposing, the rest is for evolution; and the share after which
-#: evolution is not begun any more.
-_PROPOSING, _TOO_LATE = 0.4, 0.9
+#: Part of a budget of simulations for proposing.
+_PART = 4
 
 
 class LearnedPartitioner:
@@ -55,12 +55,22 @@ class LearnedPartitioner:
     """
 
     name = "learned"
+    first_share = 0.4
 
     def __init__(
         self, folder: str | Path | None = None, config: SearchConfig | None = None
     ) -> None:
         self._folder = None if folder is None else Path(folder)
         self._config = config or SearchConfig()
+
+    @property
+    def checkpoint(self) -> str:
+        """Hash of the weights.
+
+        Raises:
+            StrategyError: If they cannot be read.
+        """
+        return load_network(self._folder).checkpoint
 
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`.
@@ -69,81 +79,63 @@ class LearnedPartitioner:
             StrategyError: If the weights cannot be read.
         """
         started = time.perf_counter()
-        saved = load_network(self._folder)
-        budget = request.time_budget_s
-        share = _PROPOSING if self._config.generations else 1.0
+        if self._config.generations:
+            others = ExhaustivePartitioner(), EvolutionaryPartitioner()
+            results = race(request, [self, *others])
+        else:
+            campaign = Campaign(request)
+            list(self.contend(campaign))
+            results = [campaign.result(self.name)]
+        if not any(one.candidates for one in results):
+            # A plan that no mesh fits by closed forms may still fit stage by stage; and
+            # where nothing fits, the expert reports the nearest plan.
+            results.append(ExpertPartitioner().search(request))
+        evaluations = dict.fromkeys(("analytic", "simulated"), 0)
+        for one in results:
+            for kind in evaluations:
+                evaluations[kind] += one.evaluations.get(kind, 0)
+        near = [one.nearest for one in results if one.nearest is not None]
+        found = finish(
+            self.name,
+            request,
+            [],
+            [*(c for one in results for c in one.candidates), *near],
+            started,
+            self.checkpoint,
+        )
+        return replace(found, evaluations=evaluations)
+
+    def contend(self, campaign: Campaign) -> Iterator[None]:
+        """Take part in a race; see :class:`planner.search.race.Racer`.
+
+        The proposals come first, in one step, and then the neighbours of the best plan.
+
+        Raises:
+            StrategyError: If the weights cannot be read.
+        """
+        request, total = campaign.request, campaign.total
+        alone = not self._config.generations
+        if request.evaluation_budget is not None and total is not None and not alone:
+            part = -(-total // _PART)
+            request = replace(request, evaluation_budget=min(part, campaign.left or 1))
         groups = group_devices(request.context)
+        budget, now = request.time_budget_s, time.perf_counter()
+        share = 1.0 if alone else self.first_share
         problem = Problem(
             request=request,
             groups=groups,
             choices=list_choices(request, groups),
-            until=None if budget is None else started + share * budget,
-            ends=None if budget is None else started + budget,
+            until=None if budget is None else now + share * budget,
+            ends=campaign.until,
         )
         known = Known(model=CostModel(request.context))
         with torch.inference_mode():
+            saved = load_network(self._folder)
             Proposer(problem, saved, self._config, known).propose()
-        if self._goes_on(problem, known, started):
-            rounds = None if budget is not None else self._config.generations
-            _evolve(request, known, started, rounds)
-        candidates = known.candidates
-        if not any(one.cost.fits for one in candidates):
-            # A plan that no mesh fits by closed forms may still fit stage by stage; and
-            # where nothing fits, the expert reports the nearest plan.
-            found = ExpertPartitioner().search(request)
-            for kind, number in found.evaluations.items():
-                known.model.evaluations[kind] += number
-            near = [found.nearest] if found.nearest else []
-            candidates = [*candidates, *found.candidates, *near]
-        return finish(
-            self.name, request, known.model, candidates, started, saved.checkpoint
-        )
-
-    def _goes_on(self, problem: Problem, known: Known, started: float) -> bool:
-        """True if there is something to evolve, and time for it."""
-        request = problem.request
-        if not self._config.generations:
-            return False
-        budget = request.time_budget_s
-        if budget is not None:
-            return time.perf_counter() - started < _TOO_LATE * budget
-        fits = any(one.cost.fits for one in known.candidates)
-        spent = known.model.evaluations["simulated"]
-        left = request.evaluation_budget is None or spent < request.evaluation_budget
-        return left and (problem.order_matters or not fits)
-
-
-def _evolve(
-    request: Request, known: Known, started: float, generations: int | None
-) -> None:
-    """Let orders and rows evolve from the proposals, until time or budget is used up.
-
-    Where no proposal fits, evolution begins as without a policy: from rules of thumb
-    and the best rows of the whole space. (Annealing instead was 0.8 % worse on 6 mixed
-    validation worlds and 3.6 % on 5 of several sites.)
-
-    Args:
-        request: The question.
-        known: Proposals; extended by the results.
-        started: ``time.perf_counter`` at the start of the search.
-        generations: Limit; None where the clock decides.
-    """
-    campaign = Campaign(request)
-    campaign.started = started
-    campaign.count(known.model)
-    simulated = [(one, cuts) for one, cuts in known.found if cuts]
-    begin(campaign)
-    campaign.price([*known.solutions, *(one for one, _ in simulated)])
-    for one, cuts in simulated:
-        campaign.adopt(one, cuts)
-    campaign.price(
-        [
-            Solution(order=made, row=one.row)
-            for one in campaign.best(_LAID)
-            for made in grid_orders(one.order, one.row)
-        ]
-    )
-    evolve(campaign, generations)
-    campaign.finish()
-    known.model.evaluations.update(campaign.evaluations)
-    known.evolved = campaign.candidates
+        campaign.count(known.model)
+        campaign.price([*known.solutions, *(one for one, _ in known.found)])
+        for one, cuts in known.found:
+            campaign.adopt(one, cuts)
+        yield
+        if not alone:
+            yield from campaign.polish()

@@ -102,18 +102,16 @@ class Known:
         model: Counts the evaluations.
         solutions: Starting points for evolution.
         found: Solutions that were simulated, with their cuts.
-        evolved: All simulated candidates after evolution; empty before.
     """
 
     model: CostModel
     solutions: list[Solution] = field(default_factory=list)
     found: list[tuple[Solution, list[Candidate]]] = field(default_factory=list)
-    evolved: list[Candidate] = field(default_factory=list)
 
     @property
     def candidates(self) -> list[Candidate]:
         """All candidates that were simulated."""
-        return self.evolved or [one for _, cuts in self.found for one in cuts]
+        return [one for _, cuts in self.found for one in cuts]
 
 
 def share_of(until: float | None, share: float) -> float | None:
@@ -297,8 +295,7 @@ class SearchConfig:
         rounds: Rounds of small changes without a clock.
         climbing: Share of the time left for small changes, with a clock.
         finalists: Arrangements simulated without a clock.
-        generations: Generations of evolution where neither time nor simulations are
-            limited; 0 for no evolution at all.
+        generations: 0 for the proposals alone, without the race that follows.
         learned: False scores meshes and draws orders at random, to measure search
             alone.
     """
@@ -459,8 +456,6 @@ class Proposer:
         # Where no order matters polishing finds out about the rest.
         finalists = finalists if problem.order_matters else -(-finalists // 2)
         most = before + finalists if budget is None else budget
-        if budget is not None and self._config.generations and problem.order_matters:
-            most = -(-budget // 2)
         few = best_of(current, max(12, self._config.finalists), of_layout=3)
         ranked = pricer.finalists(few)
         fits = bool(np.isfinite(self._best()))

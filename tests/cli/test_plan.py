@@ -60,7 +60,7 @@ def test_the_line_of_the_readme_is_read_as_written(
     assert asked["global_batch"] == 2048
     assert asked["seq_len"] == 8192
     assert asked["pin"] == {}
-    assert asked["precision"].compute == "bfloat16"
+    assert asked["precision"] is None
 
 
 def test_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:

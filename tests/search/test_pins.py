@@ -198,15 +198,14 @@ def test_expert_leaves_its_rules_where_they_lead_nowhere() -> None:
     assert {c.strategy.mesh.tp for c in found} == {8}
 
 
-def test_on_a_clock_auto_leaves_the_whole_space_to_others() -> None:
+def test_the_rules_in_auto_leave_the_whole_space_to_others() -> None:
     # Without ZeRO, a pipeline or more recomputation, only tp over both hosts is left.
     pins = {"pp": 1, "zero_stage": 0, "recompute": "selective"}
     request = with_room_for(0.0, pins)
     assert ExpertPartitioner(widen=False).search(request).candidates == ()
-    for limited, expected in ((request, 8), (replace(request, time_budget_s=0.25), 0)):
+    for limited in (request, replace(request, time_budget_s=0.25)):
         answers = {one.partitioner: one for one in run_partitioners(limited, "auto")}
-        by_rules = answers["expert"].candidates
-        assert {c.strategy.mesh.tp for c in by_rules} == ({expected} - {0})
+        assert answers["expert"].candidates == ()
         others = [name for name in answers if name != "expert"]
         assert any(answers[name].candidates for name in others)
 

@@ -1,8 +1,8 @@
 """Subsets of devices, their plain orders, and the meshes over each subset.
 
 A subset is a number of devices out of some groups. A cluster that is used whole has
-one, a mixed cluster also one for each device type; where devices may be left out there
-is one for each number worth trying.
+one, a mixed cluster also one for each device type and for the fastest few; where
+devices may be left out there is one for each number worth trying.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from planner.search.base import Request
 from planner.search.device_order.groups import DeviceGroups
-from planner.search.orders import device_orders
+from planner.search.orders import device_orders, type_sets
 from planner.space import MESH_COLUMNS, StrategyTable, enumerate_meshes, expand_meshes
 from planner.space.table import distinct
 
@@ -130,12 +130,11 @@ def _has_rows(request: Request, count: int) -> bool:
 
 def _subsets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
     every = np.ones(len(groups), dtype=bool)
-    kinds = np.unique(groups.kinds)
-    single = [
-        (int(groups.sizes[groups.kinds == kind].sum()), groups.kinds == kind)
-        for kind in kinds
-        if len(kinds) > 1
+    masks = [
+        np.isin(groups.kinds, kinds)
+        for kinds in type_sets(request.context.cluster, groups.kinds)
     ]
+    single = [(int(groups.sizes[mask].sum()), mask) for mask in masks]
     if request.launcher_limits is not None:
         return _of_orders(request, groups)
     if request.devices == "any":
