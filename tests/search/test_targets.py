@@ -131,7 +131,8 @@ def test_a_kind_of_rows_stands_for_all_of_it(target: str) -> None:
         row = table.row(place)
         stages = row["pp"] * row["virtual_stages"]
         expressible = False
-        for context in get_args(ContextAlgorithm):
+        # No halo serves a sequence.
+        for context in sorted({*get_args(ContextAlgorithm)} - {"halo"}):
             case = Case(
                 strategy=build_strategy(
                     row,
