@@ -145,8 +145,11 @@ def _strips(
         wide = wide.narrow(FIRST_SPATIAL + later, before, size)
     dim, (before, behind) = FIRST_SPATIAL + axis, halos[axis]
     size = wide.shape[dim] - before - behind
-    first, own, last = wide.split((before, size, behind), dim)
-    return first, own, last
+    return (
+        wide.narrow(dim, 0, before),
+        wide.narrow(dim, before, size),
+        wide.narrow(dim, before + size, behind),
+    )
 
 
 def _empty_wide(value: torch.Tensor, halos: Halos) -> torch.Tensor:

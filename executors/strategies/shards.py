@@ -389,21 +389,21 @@ class _Shards(TorchFunctionMode):
         scores, target = given["input"], given["target"]
         if given.get("reduction", "mean") != "mean" or target.is_floating_point():
             return None
-        others = ("weight", "size_average", "reduce", "label_smoothing")
+        others = (given.get(name) for name in ("weight", "size_average", "reduce"))
+        if any(other is not None for other in others) or not self.holds(scores):
+            return None
         whole = self.whole_shape(scores)
-        if any(given.get(name) for name in others) or target.shape != (
-            *whole[:1],
-            *whole[FIRST_SPATIAL:],
-        ):
+        of_values = target.shape == (*whole[:1], *whole[FIRST_SPATIAL:])
+        if given.get("label_smoothing") or not of_values:
             return None
         ignored = given.get("ignore_index", -100)
         own = self.own_shard(target.unsqueeze(1)).squeeze(1)
-        total = func(scores, own, ignore_index=ignored, reduction="sum")
+        total: torch.Tensor = func(scores, own, ignore_index=ignored, reduction="sum")
         # Every rank has the sum, and a part of the gradient of every rank's.
         total = copy_to_region(
             reduce_from_region(total, self.grid.group), self.grid.group
         )
-        return total / (target != ignored).sum()
+        return torch.div(total, (target != ignored).sum())
 
     def _like(self, value: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
         """Shard of a tensor beside another: cut out of a whole one."""

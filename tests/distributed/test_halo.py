@@ -109,7 +109,9 @@ class _Classes(nn.Module):
         sizes = [x.shape[0], *x.shape[2:]]
         labels = torch.arange(math.prod(sizes)).view(sizes) % 4
         labels[:, 1] = -100
-        return nn.functional.cross_entropy(self.conv(x), labels)
+        scores, weight = self.conv(x), torch.linspace(1, 2, 4, dtype=x.dtype)
+        weighed = nn.functional.cross_entropy(scores, labels, weight)
+        return nn.functional.cross_entropy(scores, labels) + weighed
 
 
 CASES: dict[str, Case] = {

@@ -112,7 +112,8 @@ def test_the_split_with_the_fewest_halos_is_taken() -> None:
 
 
 def _planned(name: str, batch: int, **pin: Any) -> Plan:
-    return plan(name, "dgx-h100", global_batch=batch, pin=pin, seed=0)
+    made: Plan = plan(name, "dgx-h100", global_batch=batch, pin=pin, seed=0)
+    return made
 
 
 def test_samples_are_divided_where_there_are_fewer_than_devices() -> None:
