@@ -78,7 +78,7 @@ MESHES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    "mesh", cases(MESHES, slow={"muon-zero1", "muon-1f1b", "adafactor-1f1b"})
+    "mesh", cases(MESHES, slow={"muon-zero3-tp", "muon-1f1b", "adafactor-1f1b"})
 )
 def test_steps_are_those_of_one_process_also_when_resumed(
     pool: Pool, tmp_path: Path, mesh: str

@@ -56,6 +56,7 @@ def random_costs(types: int) -> UnitCosts:
         **{name: draw(types, COMBOS, UNITS) for name in names},
         **combined,
         saved_bytes=draw(3, COMBOS, UNITS),
+        offloaded_bytes=np.zeros((3, COMBOS, UNITS)),
         transient_bytes=draw(3, COMBOS, UNITS),
         whole_bytes=draw(2, 3, 3, COMBOS),
         alone_bytes=draw(3, 3, COMBOS),
