@@ -362,7 +362,7 @@ class Offload(Document):
         )
 
     def __str__(self) -> str:
-        parts = [self.states] if self.states != "none" else []
+        parts: list[str] = [self.states] if self.states != "none" else []
         parts += ["activations"] if self.activations else []
         return "+".join(parts) or "none"
 
