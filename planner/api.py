@@ -36,6 +36,7 @@ from planner.request import (
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
 from planner.search.communication.finalists import with_own_sums
+from planner.search.families import in_order
 from planner.space import Pin, Regime, check
 from planner.strategy_input import complete_strategy, read_strategy
 
@@ -345,12 +346,16 @@ def _ranked(
     That has messages of its own for sums, if those are faster and none are pinned.
     """
     every = ranked_answers(answer.results, answer.request.objective)
-    found = [answer.found, *(one for one in every if one[1] is not answer.found[1])]
+    winner, best = answer.found
+    found = [
+        (winner, in_order(answer.request, best)),
+        *(one for one in every if one[1] is not best),
+    ]
     if "replicas" in pins:
         return found
     candidates = [candidate for _, candidate in found]
-    best = with_own_sums(answer.request, candidates)
-    return found if best is candidates[0] else [(found[0][0], best), *found]
+    summed = with_own_sums(answer.request, candidates)
+    return found if summed is candidates[0] else [(winner, summed), *found]
 
 
 def _assembled(

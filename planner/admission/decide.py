@@ -516,7 +516,7 @@ def _changes(problem: Problem, pieces: _Pieces, new: str | None) -> Iterator[Job
 
 
 def _planned(problem: Problem, change: JobChange) -> bool:
-    """Whether the reservations of the state have a change already."""
+    """Return True if the reservations of the state have a change already."""
     for given in problem.state.reservations:
         if given.job != change.job:
             continue

@@ -480,7 +480,7 @@ class Operator:
 def _same_ahead(
     before: Iterable[Reservation], after: Iterable[Reservation], now: float
 ) -> bool:
-    """Whether two schedules do the same from now on; writing costs a disk's time."""
+    """Compare two schedules from now on; writing costs a disk's time."""
 
     def ahead(given: Iterable[Reservation]) -> dict[str, object]:
         return {

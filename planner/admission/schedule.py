@@ -161,7 +161,7 @@ class Profile:
         return found
 
     def holds(self, start: float, end: float, hosts: Hosts) -> bool:
-        """Whether devices of some hosts are free all the time."""
+        """Return True if devices of some hosts are free all the time."""
         if end <= start:
             return True
         free = self.available(start, end)

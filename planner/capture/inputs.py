@@ -72,7 +72,7 @@ class ExampleInputs:
 
     @property
     def has_values(self) -> bool:
-        """Whether values of any input are known."""
+        """True if values of any input are known."""
         return any(shape.values is not None for _, shape in self.shapes)
 
     def materialise(

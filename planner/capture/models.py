@@ -23,7 +23,7 @@ import yaml
 from planner.adapters import ADAPTER_CONFIG, Adapter, adapter_base
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import InputShape
-from planner.capture.volumes import volume_inputs, volume_models
+from planner.capture.volumes import VOLUME_SOURCES, volume_inputs, volume_models
 from planner.errors import CaptureError, MeshwrightError, UnknownNameError
 from planner.reading import parse_json, read_text
 
@@ -31,6 +31,7 @@ __all__ = [
     "Architecture",
     "LoadedModel",
     "architectures",
+    "built_in_models",
     "load_config",
     "load_model",
     "model_names",
@@ -120,6 +121,15 @@ class LoadedModel:
 def model_names() -> tuple[str, ...]:
     """Names of the built-in models, sorted."""
     return tuple(sorted((*architectures(), *volume_models())))
+
+
+def built_in_models() -> dict[str, tuple[str, str]]:
+    """Class and source of the figures of each built-in model, by name, sorted."""
+    found = {name: (one.model, one.source) for name, one in architectures().items()}
+    for name in volume_models():
+        kind = name.partition("-")[0]
+        found[name] = VOLUME_SOURCES[kind]
+    return dict(sorted(found.items()))
 
 
 def load_model(

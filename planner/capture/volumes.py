@@ -18,6 +18,7 @@ from torch.nn import functional
 from planner.capture.inputs import InputShape
 
 __all__ = [
+    "VOLUME_SOURCES",
     "CosmoFlow",
     "UNet3d",
     "small_volume",
@@ -30,6 +31,11 @@ __all__ = [
 _CHANNELS = {"cosmoflow": 4, "unet3d": 1}
 #: Sizes that names are built in for.
 _SIZES = {"cosmoflow": (32, 64, 128, 256, 512), "unet3d": (32, 64, 128, 256)}
+#: Class of each, and where its figures are published.
+VOLUME_SOURCES = {
+    "cosmoflow": ("CosmoFlow", "arXiv:1808.04728; widths of Oyama et al. 2020"),
+    "unet3d": ("UNet3d", "arXiv:1606.06650"),
+}
 #: Parameters of a universe that CosmoFlow predicts, and classes of a voxel.
 _TARGETS, _CLASSES = 4, 3
 

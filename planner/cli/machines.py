@@ -33,18 +33,18 @@ class ModelsCommand:
 
     def run(self) -> None:
         """Print the names, classes and sources."""
-        from planner.capture import architectures
+        from planner.capture import built_in_models
 
-        known = sorted(architectures().items())
+        known = built_in_models()
         if self.json:
             emit_json(
                 {
-                    name: {"class": made.model, "source": made.source}
-                    for name, made in known
+                    name: {"class": made, "source": of}
+                    for name, (made, of) in known.items()
                 }
             )
             return
-        rows = [(name, made.model, made.source) for name, made in known]
+        rows = [(name, *entry) for name, entry in known.items()]
         emit_table(("model", "class", "figures from"), rows)
 
 

@@ -222,7 +222,7 @@ class HierarchicalTopology:
 
     @property
     def aggregates(self) -> tuple[bool, ...]:
-        """As the levels of the document say; hosts have no switches that do."""
+        """Levels whose switches add up, as the document says; hosts have none."""
         return (False, *(level.aggregates for level in self._document.levels))
 
     @property

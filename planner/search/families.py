@@ -15,6 +15,7 @@ from planner.search.base import (
     preference,
     scores_of,
 )
+from planner.search.launcher_limits import rank_ranges
 from planner.search.refine import candidates_of_row
 from planner.space import enumerate_strategies
 
@@ -24,6 +25,7 @@ __all__ = [
     "complexity",
     "data_parallel_alone",
     "family",
+    "in_order",
     "simplest",
 ]
 
@@ -69,6 +71,29 @@ def simplest(candidates: Sequence[Candidate], objective: Objective) -> Candidate
     most = preference(candidates[0], objective)[0] * NEAR
     near = [one for one in candidates if preference(one, objective)[0] <= most]
     return min(near, key=lambda one: complexity(one.strategy))
+
+
+def in_order(request: Request, candidate: Candidate) -> Candidate:
+    """Return a candidate with its devices in the order of their ids, if that will do.
+
+    It does where the candidate is as good as before: launchers number devices so.
+
+    Args:
+        request: What it answers.
+        candidate: That was chosen.
+    """
+    strategy = candidate.strategy
+    ids = strategy.device_ids()
+    order = np.sort(ids)
+    if request.objective == "memory" or np.array_equal(ids, order):
+        return candidate
+    other = strategy.model_copy(update={"device_ranges": rank_ranges(order)})
+    context = request.context.reordered(order)
+    cost = CostModel(context).cost(other)
+    found = Candidate(strategy=other, cost=cost)
+    most = preference(candidate, request.objective)[0] * NEAR
+    near = cost.fits and preference(found, request.objective)[0] <= most
+    return found if near else candidate
 
 
 #: What data parallelism alone leaves at 1.

@@ -15,7 +15,7 @@ _DEVICES = 4
 
 
 def _possible(jobs: tuple[tuple[float, int], ...]) -> bool:
-    """Whether degrees that change every 10 s for free meet all deadlines.
+    """Return True if degrees that change every 10 s for free meet all deadlines.
 
     Args:
         jobs: Iterations, and the slot by whose start they are due, of each job.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ class Recorder(Callback):
             if self.number is None:
                 state.stop("enough")
             else:
-                os.kill(os.getpid(), self.number)
+                signal.raise_signal(self.number)
 
     def on_evaluate(self, state: Any, done: int, loss: float) -> None:
         self.told.append(("evaluate", done))
@@ -346,7 +345,7 @@ def with_workers(given: dict[str, str], emit: Any) -> Any:
                 found.append(len(children))
                 for one in children:
                     one.send_signal(signal.SIGTERM)
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
 
     result = run(
         plan,

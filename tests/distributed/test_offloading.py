@@ -1,4 +1,4 @@
-"""What lies in the host's memory changes no bit of training, and is priced as it is."""
+"""Tensors in the host memory change no bit of training, and are priced as found."""
 
 from __future__ import annotations
 

@@ -54,6 +54,7 @@ VALUES: dict[str, list[Any]] = {
     "buckets": ["filled", "needed"],
     "loss_chunks": [1, 4],
     "compile": [False, True],
+    "offload": ["none", "optimizer", "parameters+activations"],
     "semantics": ["exact", "approximate"],
 }
 #: What people pin most; the others are drawn less often.

@@ -60,7 +60,7 @@ class Entry:
 
     @property
     def ours(self) -> bool:
-        """Whether admission control launched it."""
+        """True if admission control launched it."""
         return self.name.startswith(PREFIX)
 
 

@@ -298,7 +298,7 @@ class Stages:
 
     @cached_property
     def offloaded(self) -> OffloadRows:
-        """What lies in the host's memory, by pp rank."""
+        """Bytes that lie in the host's memory, by pp rank."""
         strategy, costs = self.strategy, self.costs
         index = np.arange(len(self.rank))
         saved = self.sums(costs.offloaded_bytes[:, 0])[self.recompute, index]
