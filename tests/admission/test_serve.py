@@ -85,9 +85,9 @@ def test_an_elastic_job_gives_way_and_comes_back(serving: Serving) -> None:
     wide["command"] = ["sleep", "60"]
     serving.call("POST", "/jobs", wide)
     wait_for(lambda: [job["state"] for job in serving.jobs("wide")] == ["RUNNING"])
-    # On every node, so that the other has to go or to shrink.
+    # Both at once, as neither can wait for the other: the wide one has to go.
     for name in ("x", "y"):
-        job = serving.job(name, 1.0, deadline_s=time.time() + 30, min_degree=2)
+        job = serving.job(name, 8.0, deadline_s=time.time() + 19, min_degree=2)
         assert serving.call("POST", "/jobs", job)[0] == 202
     wait_for(lambda: {"x end", "y end"} <= set(serving.lines()))
     wait_for(lambda: len(serving.jobs("wide")) == 2)

@@ -104,7 +104,7 @@ def test_devices_without_memory(tmp_path: Path) -> None:
 def test_what_is_too_large_says_what_lacks() -> None:
     with pytest.raises(NoFeasiblePlanError, match="GB"):
         plan(
-            "llama3-70b",
+            "llama3-405b",
             "dgx-a100:1",
             global_batch=8,
             seq_len=512,
