@@ -94,10 +94,10 @@ def _moved(plan: Plan, order: str) -> Plan:
         pytest.param(
             "halves",
             {"pp": 2, "schedule": "1F1B", "num_microbatches": 4},
-            marks=pytest.mark.further,
+            marks=pytest.mark.slow,
         ),
         pytest.param("neighbours", {"dp_replicate": 2}, marks=pytest.mark.further),
-        pytest.param("gaps", {"tp": 2}, marks=pytest.mark.further),
+        pytest.param("gaps", {"tp": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_a_plan_in_another_order_trains_alike(
