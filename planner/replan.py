@@ -143,6 +143,7 @@ def _graph(plan: Plan, named: ModelGraph | str | None) -> ModelGraph:
         None,
         seq_len=plan.workload.seq_len,
         dtype=plan.strategy.precision.activation_dtype,
+        images_per_sample=plan.workload.images_per_sample,
     )
     fingerprint = model_reference(graph).fingerprint
     if named is None and fingerprint != plan.model.fingerprint:

@@ -55,7 +55,7 @@ def _place(rank: int, mesh: dict[str, int]) -> dict[str, int]:
 
 
 def _config(folder: Path, mesh: dict[str, int], rank: int) -> Any:
-    """As deepspeed.initialize makes it, in a process of this rank."""
+    """Return the config that deepspeed.initialize makes, in a process of this rank."""
     import torch.distributed
     from deepspeed import comm
     from deepspeed.runtime.config import DeepSpeedConfig

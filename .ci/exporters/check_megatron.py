@@ -65,7 +65,7 @@ def _unpack(python: Path, folder: Path) -> None:
 
 
 def _write_flags(path: Path) -> None:
-    """What the importer knows: by flag how many values it takes, and its default."""
+    """Write what the importer knows: how many values each flag takes, its default."""
     from planner.imports.megatron import megatron_flags
 
     path.write_text(json.dumps(megatron_flags()))

@@ -49,6 +49,7 @@ def _import_config() -> Any:
         pass
 
     def stand_in_for(name: str) -> Any:
+        """Return an attribute of logging, or a class that does nothing."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(logging, name, _Anything)

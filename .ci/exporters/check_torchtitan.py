@@ -96,7 +96,7 @@ def _mesh(config: Any, mesh: dict[str, int]) -> None:
 
 
 def _stages(config: Any, strategy: dict[str, Any]) -> None:
-    """What each stage holds of the model."""
+    """Check that stages hold their layers, and together every parameter."""
     import torch
     from torchtitan.distributed.pipeline_parallel import _split_module
 

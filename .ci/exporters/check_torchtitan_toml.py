@@ -90,7 +90,7 @@ def _mesh(config: Any, mesh: dict[str, int]) -> None:
 
 
 def _stages(config: Any, strategy: dict[str, Any]) -> None:
-    """What each rank holds of the model."""
+    """Check that ranks hold their layers, and together every parameter."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore

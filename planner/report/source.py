@@ -128,7 +128,13 @@ def _model(plan: Plan, given: ModelGraph | str | None) -> tuple[ModelGraph | Non
     dtype = plan.strategy.precision.activation_dtype
 
     def read(source: ModelGraph | str) -> ModelGraph:
-        return read_model(source, None, seq_len=plan.workload.seq_len, dtype=dtype)
+        return read_model(
+            source,
+            None,
+            seq_len=plan.workload.seq_len,
+            dtype=dtype,
+            images_per_sample=plan.workload.images_per_sample,
+        )
 
     if given is not None:
         graph = read(given)

@@ -145,6 +145,16 @@ class Workload(Document):
     label_shift: Literal[0, 1] = 1
     own_loss: Literal["tokens", "coupled"] | None = None
 
+    @property
+    def images_per_sample(self) -> int:
+        """Pictures, or recordings, that a sample has beside its text; 0 without."""
+        media = {spec.name for spec in self.inputs} & {"pixel_values", "input_features"}
+        if not media:
+            return 0
+        tokens = [spec.values for spec in self.inputs if spec.name == "input_ids"]
+        marked = sum(v is not None for runs in tokens for v, _ in runs)
+        return max(1, marked // len(media))
+
 
 class StageMemory(Document):
     """Peak memory of the devices that hold one pp rank, by category, in bytes.

@@ -145,6 +145,8 @@ def test_models_that_read_pictures_are_given_some(
     seen = {block.name for block in graph.blocks if any(t in block.name for t in tower)}
     assert seen
     assert graph.forward_flops > text.forward_flops
+    assert workload(graph, 4).images_per_sample == images
+    assert workload(text, 4).images_per_sample == 0
     batch = synthetic_batch(workload(graph, 4), 0)
     assert ((batch["input_ids"] == 500).sum(1) == images * tokens).all()
     # The model itself finds as many features as it has places for.
