@@ -334,11 +334,11 @@ def _neighbours(graph: ModelGraph) -> tuple[Index, Index]:
     Units of vectors alone are gathered along with the root.
     """
     matrices = [p.block for p in graph.parameters if len(p.shape) > 1]
-    alone = [
-        unit
-        for unit, (start, stop) in enumerate(graph.units)
-        if any(start <= block < stop for block in matrices)
-    ]
+    up_to = np.zeros(len(graph.blocks) + 1, dtype=np.int64)
+    np.add.at(up_to, np.array(matrices, dtype=np.int64) + 1, 1)
+    up_to = np.cumsum(up_to)
+    bounds = np.array(graph.units).reshape(-1, 2)
+    alone = np.flatnonzero(up_to[bounds[:, 1]] > up_to[bounds[:, 0]])
     units = np.arange(len(graph.units))
     groups = np.array([-1, *alone, -1])
     before = np.searchsorted(alone, units)

@@ -10,6 +10,7 @@ from planner.schema.methods import methods_of, words_of
 from planner.schema.plan_parts import (
     Certificate,
     ClusterReference,
+    Contender,
     ModelReference,
     OtherDevices,
     Prediction,
@@ -473,6 +474,13 @@ def _regime_lines(plan: PlanFields) -> list[str]:
     return lines
 
 
+def _best_step(one: Contender) -> str:
+    """Write a contender's best step, or why it has none."""
+    if one.step_time_s is not None:
+        return format_seconds(one.step_time_s)
+    return "none fits" if one.evaluations.get("simulated") else "none simulated"
+
+
 def _race_lines(plan: PlanFields) -> list[str]:
     """Tell how the searches that raced shared the budget, and who led last."""
     raced = [one for one in plan.provenance.contenders if one.share is not None]
@@ -485,7 +493,7 @@ def _race_lines(plan: PlanFields) -> list[str]:
             f"{one.evaluations.get('analytic', 0):,}",
             f"{one.evaluations.get('simulated', 0):,}",
             "never" if one.best_after is None else f"{one.best_after:,}",
-            "none fits" if one.step_time_s is None else format_seconds(one.step_time_s),
+            _best_step(one),
         ]
         for one in raced
     ]

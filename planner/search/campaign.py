@@ -55,6 +55,8 @@ _OVER = 1e12
 _REMEMBERED = 4_000
 #: Neighbours of the best plan that are simulated, and their largest ratio to it.
 _POLISHED, _PROMISING = 8, 1.1
+#: Solutions in a row that bring nothing, after which a search without a budget ends.
+_PATIENCE = 16
 #: Cost models under orders of devices that are kept.
 _MODELS = 64
 #: Score of solutions that the request's launcher cannot express.
@@ -378,11 +380,18 @@ class Campaign(_Prices):
         over = cost.lack_bytes
         return _OVER * (1 + over / 1e9)
 
-    def simulate_best(self, count: int) -> None:
-        """Simulate the most promising solutions, few with one mesh."""
+    def simulate_best(self, count: int, patience: int | None = None) -> None:
+        """Simulate the most promising solutions, few with one mesh.
+
+        Args:
+            count: Most solutions.
+            patience: Solutions in a row that are no better than the best, after which
+                the others are left; None for no limit.
+        """
         if count < 1 or self.left == 0:
             return
         done, of_mesh = 0, dict[tuple[int, ...], int]()
+        best, idle = self.best_score, 0
         for one in self.best(_REMEMBERED):
             if (
                 self.price_key(one) in self._simulated_keys
@@ -397,6 +406,10 @@ class Campaign(_Prices):
             of_mesh[one.mesh] = of_mesh.get(one.mesh, 0) + 1
             self.simulate(one)
             done += 1
+            idle = 0 if self.best_score < best else idle + 1
+            best = self.best_score
+            if idle == patience:
+                return
 
     def polish(self) -> Iterator[None]:
         """Simulate the neighbours of the best plan, under all schedules; yield each.
@@ -428,8 +441,11 @@ class Campaign(_Prices):
         self._try_schedules()
         self.simulate_best(_TIES)
         self._simulate_ties()
-        left = self.left
-        self.simulate_best(SIMULATIONS if left is None else left)
+        left, request = self.left, self.request
+        free = request.time_budget_s is None and request.evaluation_budget is None
+        self.simulate_best(
+            SIMULATIONS if left is None else left, _PATIENCE if free else None
+        )
 
     def _simulate_ties(self) -> None:
         """Simulate rows with the same score as the best: one of them may send less."""

@@ -61,12 +61,15 @@ class EvolutionaryPartitioner:
         """Take part in a race; see :class:`planner.search.race.Racer`.
 
         The population is what all contenders have found so far, laid over the devices
-        in every way; without a budget it evolves for a few generations.
+        in every way. Without a budget it evolves for a few generations; and not at all
+        where no order of devices differs from another, as all rows were priced.
         """
-        for _ in lay(campaign):
-            yield
         request = campaign.request
         free = request.time_budget_s is None and request.evaluation_budget is None
+        if free and request.context.cluster.is_uniform:
+            return
+        for _ in lay(campaign):
+            yield
         most = _FEW_GENERATIONS if free else None
         for _ in _generations(campaign, lambda: _RACED, most):
             yield
