@@ -196,7 +196,7 @@ def lower_stages(
             device=device,
             wire=(
                 getattr(torch, precision.parameter),
-                getattr(torch, precision.compute),
+                getattr(torch, precision.activation_dtype),
             ),
             output_shards=tp if strategy.divides_logits else 1,
             computes_loss=strategy.loss_chunks > 1,

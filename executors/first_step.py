@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from executors.data import Batch, slice_batch
 from executors.steps import gradient_norm, gradient_norms, left_as_it_was
 from executors.strategies.dropout import DropoutOff
+from executors.strategies.low_precision import multiply_in_float8
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, MeshwrightError
 from planner.schema import Plan, Precision
@@ -53,6 +54,8 @@ _TOLERANCES = {
     # Smaller gradients than those of bfloat16 vanish in the whole model, not scaled.
     "float16": _Tolerance(loss=1e-2, norm=5e-2, parameter=0.25, floor=1e-2),
     "bfloat16": _Tolerance(loss=1e-2, norm=5e-2, parameter=0.25, floor=1e-2),
+    # Scales of tensors change with the pieces that a batch is computed in.
+    "float8": _Tolerance(loss=2e-2, norm=0.1, parameter=0.5, floor=1e-2),
 }
 
 
@@ -186,6 +189,9 @@ def _forward_backward(trainer: Trainer, model: nn.Module, batch: Batch) -> _Step
     plan, device = trainer.plan, trainer.place.device
     pieces = _pieces(plan, model)
     _cast(model, plan)
+    if plan.strategy.precision.compute == "float8":
+        modules = [one for stage in plan.strategy.stages for one in stage.modules]
+        multiply_in_float8(model, modules, modules[-1], device)
     loss = replace(trainer.loss, data_parallel=1, vocabulary=None)
     wanted, batch = trainer.inputs, trainer.checked(batch)
     total, sums = 0.0, dict[str, torch.Tensor]()
@@ -239,7 +245,7 @@ def _cast(model: nn.Module, plan: Plan) -> None:
     Parameters but for batch norms' are cast, and floats where they enter a unit.
     """
     precision = plan.strategy.precision
-    if precision.compute == precision.parameter:
+    if precision.activation_dtype == precision.parameter:
         return
     dtype = _dtype(precision)
     normed = {
@@ -283,7 +289,7 @@ def _take_gradients(model: nn.Module, sums: dict[str, torch.Tensor]) -> None:
 
 
 def _dtype(precision: Precision) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, precision.compute)
+    dtype: torch.dtype = getattr(torch, precision.activation_dtype)
     return dtype
 
 

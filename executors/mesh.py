@@ -184,7 +184,7 @@ def build_mesh(
             f"needs {want}; start it with torchrun --nproc-per-node {want}"
         )
     degrees = communication_degrees(strategy)
-    casts = strategy.precision.compute != strategy.precision.parameter
+    casts = strategy.precision.activation_dtype != strategy.precision.parameter
     # fully_shard over one process is how one process gets mixed precision.
     apart = strategy.synchronisation.apart
     alone = apart or degrees["replicate"] == 1 or strategy.uses_own_buckets

@@ -30,9 +30,11 @@ from executors.strategies.chunked_head import ChunkedHead
 from executors.strategies.context import apply_context_parallel
 from executors.strategies.data_parallel import make_data_parallel, sum_shards
 from executors.strategies.experts import shard_experts
+from executors.strategies.low_precision import multiply_in_float8
 from executors.strategies.narrow import narrow_layers
 from executors.strategies.shards import apply_halo
 from executors.strategies.tensor_parallel import apply_tensor_parallel, styles_of_model
+from planner.errors import ExecutionError
 from planner.schema import Recompute, Strategy
 
 __all__ = ["ParallelPart", "parallelize"]
@@ -121,10 +123,14 @@ def parallelize(
 
     Raises:
         StrategyError: If tp or ep cannot split a module as the sharding says.
-        ExecutionError: If blocks are to be compiled and there is no compiler.
+        ExecutionError: If blocks are to be compiled and there is no compiler, or
+            products to be in float8, and the GPU or torchao cannot.
     """
     if strategy.compile:
         require_compiler(place.device)
+    # Other modules take the place of linear layers, with the same parameters.
+    if strategy.precision.compute == "float8":
+        _multiply_in_float8(model, strategy, place, units)
     dtype = _torch_dtype(strategy.precision.parameter)
     lies = strategy.offload.states == "parameters"
     values = Shards(model, recording, place.device, dtype, elsewhere, on_host=lies)
@@ -201,6 +207,19 @@ def _split_tensors(
         input_sharded=input_sharded,
         output_sharded=output_sharded,
     )
+
+
+def _multiply_in_float8(
+    model: nn.Module, strategy: Strategy, place: ProcessMesh, units: Sequence[str]
+) -> None:
+    """Convert linear layers; a stage may have none, a whole model must."""
+    last = strategy.stages[-1].modules[-1]
+    found = multiply_in_float8(model, units, last, place.device)
+    if not found and place.size("pp") == 1:
+        raise ExecutionError(
+            "compute=float8 of a model without a linear layer (torch.nn.Linear) whose "
+            "sizes 16 divides; plan with compute=bfloat16"
+        )
 
 
 def _chunk_loss(

@@ -335,6 +335,7 @@ def make_plan(
             mixing=reference.mixing,
             batch_norm_values=reference.batch_norm_values,
             spatial_sizes=reference.spatial_sizes,
+            experts=reference.experts,
         ),
         timing_s=dict(timing_s),
     )

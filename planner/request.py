@@ -183,12 +183,13 @@ class PlanOptions:
 def devices_without(cluster: Cluster, dtype: str) -> list[str]:
     """Return the names of the types of free GPUs that multiply no such dtype."""
     free = set(cluster.type_index[cluster.free].tolist())
+    names = {dtype, "float8_e4m3fn"} if dtype == "float8" else {dtype}
     return [
         device.name
         for index, device in enumerate(cluster.device_types)
         if index in free
         and device.backend == "nccl"
-        and dtype not in device.peak_flops_per_s
+        and not names & device.peak_flops_per_s.keys()
     ]
 
 
@@ -204,10 +205,14 @@ def default_precision(
     Returns:
         The precision, and a clause or nothing.
     Raises:
-        StrategyError: If bfloat16 is asked for on a device that has none.
+        StrategyError: If bfloat16 or float8 is asked for on a device that has none.
     """
-    lacking = devices_without(cluster, "bfloat16")
     wanted = given or Precision()
+    if wanted.compute == "float8" and (lacking := devices_without(cluster, "float8")):
+        raise StrategyError(
+            f"dtype=float8 on {', '.join(lacking)}, which has no float8; use bfloat16"
+        )
+    lacking = devices_without(cluster, "bfloat16")
     if not lacking or wanted.compute != "bfloat16":
         return wanted, ""
     shown = ", ".join(lacking)

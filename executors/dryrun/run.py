@@ -247,6 +247,7 @@ def _check_model(plan: Plan, model: nn.Module, force: bool) -> None:
         mixing=plan.model.mixing,
         batch_norm_values=plan.model.batch_norm_values,
         spatial_sizes=plan.model.spatial_sizes,
+        experts=plan.model.experts,
     )
     if violations:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")

@@ -78,7 +78,7 @@ class SyntheticLabelsStep:
                 f"learning={self.settings}, but the model scores {found} classes; use "
                 f"classes={found}, or leave it out"
             )
-        dtype = getattr(torch, trainer.plan.strategy.precision.compute)
+        dtype = getattr(torch, trainer.plan.strategy.precision.activation_dtype)
 
         def table(cut: int) -> torch.Tensor:
             made = synthetic_table(self.settings, cut, asked or found, shapes[cut][-1])

@@ -103,6 +103,7 @@ _KEPT = frozenset(
         _ATEN.bmm.default,
         _ATEN.baddbmm.default,
         _ATEN._grouped_mm.default,
+        _ATEN._scaled_mm.default,
         _ATEN.convolution.default,
         _ATEN._scaled_dot_product_flash_attention.default,
         _ATEN._scaled_dot_product_flash_attention_for_cpu.default,

@@ -287,12 +287,14 @@ def _offload(strategy: Strategy, place: ProcessMesh) -> OffloadPolicy:
 
 def _casts(precision: Precision) -> bool:
     """Return True if compute casts parameters to another dtype."""
-    return precision.compute != precision.parameter
+    return precision.activation_dtype != precision.parameter
 
 
 def _mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(
-        param_dtype=_torch_dtype(precision.compute) if _casts(precision) else None,
+        param_dtype=(
+            _torch_dtype(precision.activation_dtype) if _casts(precision) else None
+        ),
         reduce_dtype=_torch_dtype(precision.reduce),
     )
 

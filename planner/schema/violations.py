@@ -69,6 +69,7 @@ class Case:
         mixing: The same.
         batch_norm_values: The same.
         spatial_sizes: The same.
+        experts: The same.
         torch_version: Of the torch that would run it.
         kinds: Recomputation of its stages, where it does not list them.
     """
@@ -81,6 +82,7 @@ class Case:
     mixing: tuple[str, ...] = ()
     batch_norm_values: int | None = None
     spatial_sizes: tuple[int, ...] = ()
+    experts: int = 0
     torch_version: str = field(default_factory=installed_torch)
     kinds: tuple[Recompute, ...] = ()
 
@@ -106,6 +108,7 @@ def executor_violations(
     mixing: tuple[str, ...] = (),
     batch_norm_values: int | None = None,
     spatial_sizes: tuple[int, ...] = (),
+    experts: int = 0,
     torch_version: str | None = None,
 ) -> tuple[str, ...]:
     """Violations of what the executors can run; empty if they run the strategy.
@@ -119,6 +122,7 @@ def executor_violations(
         mixing: The same.
         batch_norm_values: The same.
         spatial_sizes: The same.
+        experts: The same.
         torch_version: Of the torch that would run it; None for the installed one.
 
     Returns:
@@ -133,6 +137,7 @@ def executor_violations(
         mixing=mixing,
         batch_norm_values=batch_norm_values,
         spatial_sizes=spatial_sizes,
+        experts=experts,
         torch_version=torch_version or installed_torch(),
     )
     found = (rule(case) for rule in _RULES)
@@ -416,24 +421,38 @@ def _split_backward(case: Case) -> str | None:
     return None
 
 
+#: Dtypes in which nothing but plain steps is run, and why.
+_IN_PLAIN_STEPS = {
+    "float16": "whose steps do not scale the loss",
+    "float8": "whose layers are not those that torchao casts",
+}
+
+
 def _precision(case: Case) -> str | None:
     strategy = case.strategy
     precision = strategy.precision
-    if precision.compute == "float8":
-        return "compute=float8 is not run yet; use bfloat16 or float32"
-    if precision.compute == "float16":
-        if precision.parameter != "float32":
+    if precision.compute == "float8" and case.experts:
+        return (
+            f"compute=float8 of {case.experts} experts, whose products are no linear "
+            f"layers that torchao casts; use bfloat16"
+        )
+    if precision.compute == "float8" and strategy.mesh.tp > 1:
+        return (
+            f"compute=float8 with tp={strategy.mesh.tp}, which splits layers that "
+            f"torchao casts whole; use tp=1 or bfloat16"
+        )
+    if precision.compute == "float16" and precision.parameter != "float32":
+        return (
+            f"compute=float16 with parameter={precision.parameter}; use float32 "
+            f"for weights"
+        )
+    why = _IN_PLAIN_STEPS.get(precision.compute)
+    for slot in methods.slots() if why else ():
+        value = getattr(strategy, slot)
+        if value != methods.default_value(slot):
             return (
-                f"compute=float16 with parameter={precision.parameter}; use float32 "
-                f"for weights"
+                f"compute={precision.compute} with {slot}={value}, {why}; use bfloat16"
             )
-        for slot in methods.slots():
-            value = getattr(strategy, slot)
-            if value != methods.default_value(slot):
-                return (
-                    f"compute=float16 with {slot}={value}, whose steps do not scale "
-                    f"the loss; use bfloat16"
-                )
     if precision.parameter == "bfloat16" and precision.compute == "float32":
         return "compute=float32 of bfloat16 parameters; use bfloat16 for both"
     if strategy.optimizer.state_dtype != precision.parameter:

@@ -108,6 +108,7 @@ class _Asker:
                 backend=self.backend,
                 attention=self.attention,
                 spatial_sizes=self.spatial_sizes,
+                experts=self.num_experts,
             )
         target = get_target(self.target)
         first: tuple[str, ...] = ()

@@ -358,6 +358,7 @@ def _not_run(case: Case) -> Iterator[Violation]:
         backend=case.backend,
         attention=case.attention,
         spatial_sizes=case.spatial_sizes,
+        experts=case.num_experts,
     ):
         clause, _, remedy = reason.partition("; ")
         yield Violation(
