@@ -19,6 +19,7 @@ from planner.cost.kernels.blocks import (
     BlockClasses,
     ParameterCounts,
     count_parameters,
+    gathered_beside,
     group_blocks,
 )
 from planner.cost.kernels.low_precision import gathered_share, peak_flops_per_s
@@ -164,6 +165,11 @@ class SharedFacts:
     def parameter_counts(self) -> ParameterCounts:
         """Scalars of each unit."""
         return count_parameters(self.graph)
+
+    @cached_property
+    def gathered_beside(self) -> tuple[Index, Index]:
+        """Units that are gathered before and after each, -1 for none. Shapes [U]."""
+        return gathered_beside(self.graph)
 
     @cached_property
     def residual_blocks(self) -> NDArray[np.bool_]:
@@ -362,7 +368,10 @@ class PricingContext:
 
     def reordered(self, order: Index) -> PricingContext:
         """Return the context with another order of devices, or on other devices."""
-        return replace(self, order=order, shared=self.facts)
+        made = replace(self, order=order, shared=self.facts)
+        # Recipe and calibration are the same.
+        vars(made).update(_constants=self._constants, link_shares=self.link_shares)
+        return made
 
     @cached_property
     def _by_pp(self) -> dict[int, tuple[Index, Array]]:
@@ -433,7 +442,16 @@ class PricingContext:
 
     def constants(self, device: DeviceType) -> DeviceConstants:
         """Shares of its datasheet that a device type reaches."""
-        return constants_of(device, self.recipe, self.calibration)
+        for known, found in self._constants:
+            if known is device:
+                return found
+        found = constants_of(device, self.recipe, self.calibration)
+        self._constants.append((device, found))
+        return found
+
+    @cached_property
+    def _constants(self) -> list[tuple[DeviceType, DeviceConstants]]:
+        return []
 
     @cached_property
     def link_shares(self) -> LinkShares:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from planner.cost.context import Combinations, PricingContext
 from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses, KernelTable
-from planner.graph import ModelGraph
 from planner.units import dtype_bytes
 
 __all__ = [
@@ -231,7 +230,7 @@ def whole_bytes_of(
     dense, experts = parameters["dense_parameters"], parameters["expert_parameters"]
     trained, more = parameters["trained_dense"], parameters["trained_experts"]
     together = np.where(apart, 0.0, 1.0)
-    earlier, later = _neighbours(graph)
+    earlier, later = context.facts.gathered_beside
     gathered = of.compute * (dense + experts)
     gathered += of.compute * _taken(dense + together * experts, earlier)
     copied = of.reduce * _taken(trained + together * more, later)
@@ -302,7 +301,7 @@ def alone_bytes_of(
     begun = tied @ ((first < units) & (units <= second))
     # What a unit's gradients were copied to stays until the next are copied.
     copies, narrow = (of.reduce, of.compute - of.stored) if cast else (0.0, 0.0)
-    copied = copies * _taken(early, _neighbours(context.graph)[1])
+    copied = copies * _taken(early, context.facts.gathered_beside[1])
     latest = copied[:, :2].max(axis=-1, keepdims=True)
     before = np.cumsum(saved, axis=-1)
     behind, none = before - saved, np.zeros_like(before[..., :1])
@@ -326,24 +325,6 @@ def alone_bytes_of(
     found = np.take_along_axis(parts, worst[None, ..., None], axis=-1)[..., 0]
     found[2] -= before[..., -1]
     return found
-
-
-def _neighbours(graph: ModelGraph) -> tuple[Index, Index]:
-    """Units that are gathered before and after each, -1 for none. Shapes [U].
-
-    Units of vectors alone are gathered along with the root.
-    """
-    matrices = [p.block for p in graph.parameters if len(p.shape) > 1]
-    up_to = np.zeros(len(graph.blocks) + 1, dtype=np.int64)
-    np.add.at(up_to, np.array(matrices, dtype=np.int64) + 1, 1)
-    up_to = np.cumsum(up_to)
-    bounds = np.array(graph.units).reshape(-1, 2)
-    alone = np.flatnonzero(up_to[bounds[:, 1]] > up_to[bounds[:, 0]])
-    units = np.arange(len(graph.units))
-    groups = np.array([-1, *alone, -1])
-    before = np.searchsorted(alone, units)
-    behind = np.searchsorted(alone, units, side="right") + 1
-    return groups[before], groups[behind]
 
 
 def _taken(values: Array, units: Index) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,10 +72,16 @@ class Budget:
         """Number of strategies priced so far, by fidelity."""
         return dict(self._model.evaluations)
 
-    def count(self, model: CostModel) -> None:
-        """Add the evaluations of another cost model to those of this search."""
+    def count(self, model: CostModel, before: Mapping[str, int] | None = None) -> None:
+        """Add the evaluations of another cost model to those of this search.
+
+        Args:
+            model: The other one.
+            before: Evaluations of it that were added before; None for none.
+        """
         for fidelity, many in model.evaluations.items():
-            self._model.evaluations[fidelity] += many
+            counted = before[fidelity] if before else 0
+            self._model.evaluations[fidelity] += many - counted
 
     def price_table(self, table: StrategyTable, ids: Index, order: Index) -> CostTable:
         """Price many strategies; see :meth:`CostModel.table_in_orders`."""

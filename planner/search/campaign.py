@@ -99,6 +99,10 @@ class _Prices(Budget):
             self._price(list(fresh.values()))
         return np.array([self.corrected(one) for one in solutions])
 
+    def is_priced(self, solution: Solution) -> bool:
+        """Return True if a solution has a price."""
+        return solution.key in self._scores
+
     def corrected(self, solution: Solution) -> float:
         """Return the corrected score of a solution that was priced.
 
@@ -131,6 +135,19 @@ class _Prices(Budget):
             lacked, _ = self._recut.get(row, (0.0, 1.0))
             ratio = value / self._unlimited[solution.key]
             self._recut[row] = max(lacked, closed), ratio
+
+    def take(self, solution: Solution, value: float) -> None:
+        """Take the simulated score of a solution that was not priced.
+
+        Schedules whose time is no formula take long to price; a simulation says more.
+
+        Args:
+            solution: The solution.
+            value: As of :meth:`learn`.
+        """
+        self._simulated[solution.key] = self._scores[solution.key] = value
+        self._groups[solution.key] = self._group(solution)
+        self._distinct.setdefault(self._groups[solution.key], solution)
 
     def may_fit(self, solution: Solution) -> bool:
         """Return True if a priced solution fits by its corrected score."""
@@ -356,7 +373,7 @@ class Campaign(_Prices):
         """Add the simulated candidates of a solution.
 
         Args:
-            solution: The solution, priced before.
+            solution: The solution; its simulated score counts if it was not priced.
             found: Its cuts, simulated; none if the launcher can express no cut.
         Returns:
             The solution's score, as :meth:`simulate` returns it.
@@ -366,7 +383,10 @@ class Campaign(_Prices):
             (self._value(candidate) for candidate in found), default=_INEXPRESSIBLE
         )
         self._cut[key] = value
-        self.learn(solution, value)
+        if self.is_priced(solution):
+            self.learn(solution, value)
+        else:
+            self.take(solution, value)
         self._simulated_keys.add(self.price_key(solution))
         self._candidates += found
         if value < min(self.best_score, _OVER):
@@ -400,8 +420,9 @@ class Campaign(_Prices):
                 continue
             if of_mesh.get(one.mesh, 0) >= _PER_MESH:
                 continue
-            # A first candidate is simulated whatever the time.
-            if self._candidates and (done == count or self.is_late()):
+            # A first candidate is simulated whatever the time, and a few that may fit.
+            late = self.is_late() and (self.has_fit or done == _TIES)
+            if self._candidates and (done == count or late):
                 return
             of_mesh[one.mesh] = of_mesh.get(one.mesh, 0) + 1
             self.simulate(one)

@@ -73,7 +73,7 @@ class EvolutionaryPartitioner:
         most = _FEW_GENERATIONS if free else None
         for _ in _generations(campaign, lambda: _RACED, most):
             yield
-            if campaign.left == 0 or campaign.is_late():
+            if campaign.left == 0 or (campaign.is_late() and campaign.has_fit):
                 return
 
 

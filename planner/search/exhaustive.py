@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 #: Rows priced at once without a time budget, with one, and in a race against it.
 _ROWS_AT_ONCE, _ROWS_TIMED, _ROWS_RACED = 500_000, 100_000, 10_000
+#: Prices in one glance at several numbers of devices.
+_ROWS_GLANCED = 4_000
 #: In a race: finalists simulated after a glance at all orders, and after the whole
 #: space of each; pipelines tried under other schedules for each order; scores over the
 #: best up to which they are, and from which on finalists are dropped.
@@ -83,12 +85,15 @@ class ExhaustivePartitioner:
     def contend(self, campaign: Campaign) -> Iterator[None]:
         """Take part in a race; see :class:`planner.search.race.Racer`.
 
-        A few rows of every mesh are priced under every order first. Then orders come by
-        promise, each with its whole space, and their finalists in one queue.
+        A few rows of every mesh are priced under every order first; what promises more
+        than the best plan is simulated at once. Then orders come by promise, each with
+        its whole space, and their finalists in one queue.
         """
         queue = _Queue(campaign)
         for _ in queue.glance():
             yield
+            if queue.promise < campaign.best_score and queue.simulate_next():
+                yield
         for _ in range(_GLANCED):
             if queue.simulate_next():
                 yield
@@ -114,6 +119,7 @@ class _Queue:
     def __init__(self, campaign: Campaign) -> None:
         self._campaign, self._request = campaign, campaign.request
         self._waiting: list[tuple[float, int, Index, Row]] = []
+        self._nearest: list[tuple[float, int, Index, Row]] = []
         self._varied: dict[bytes, int] = {}
         self._number = itertools.count()
         self._orders: dict[int, list[Index]] = {}
@@ -125,13 +131,28 @@ class _Queue:
         """Return the numbers of devices, the most promising first."""
         return sorted(self._orders, key=lambda count: self._promise[count])
 
+    @property
+    def promise(self) -> float:
+        """Score of the next finalist by closed forms; infinite if there is none."""
+        return self._waiting[0][0] if self._waiting else np.inf
+
     def glance(self) -> Iterator[None]:
-        """Price a few rows of every mesh under every order."""
-        request = self._request
-        for count in self._orders:
+        """Price a few rows of every mesh under every order, many orders at once."""
+        request, many = self._request, 0
+        parts: list[tuple[int, StrategyTable]] = []
+        for count, orders in self._orders.items():
             mesh = enumerate_meshes(request.facts, count, request.pins)
-            if len(mesh):
-                self._add(count, few_rows(request, mesh))
+            if not len(mesh):
+                continue
+            table = few_rows(request, mesh)
+            parts.append((count, table))
+            many += len(orders) * len(table)
+            if many >= _ROWS_GLANCED:
+                self._add(parts)
+                parts, many = [], 0
+                yield
+        if parts:
+            self._add(parts)
             yield
 
     def price(self, count: int) -> Iterator[None]:
@@ -144,43 +165,63 @@ class _Queue:
             pins=self._request.pins,
             rows=size if timed else _ROWS_AT_ONCE,
         ):
-            self._add(count, table)
+            self._add([(count, table)])
             yield
 
-    def _add(self, count: int, table: StrategyTable) -> None:
-        """Price a table under all orders of a number of devices; queue the best."""
-        orders, request, many = self._orders[count], self._request, len(table)
-        if not many:
+    def _add(self, parts: Sequence[tuple[int, StrategyTable]]) -> None:
+        """Price tables under all orders of their numbers of devices; queue the best."""
+        request = self._request
+        tables = [
+            (order, n, t) for n, t in parts if len(t) for order in self._orders[n]
+        ]
+        if not tables:
             return
-        rows = table[np.tile(np.arange(many), len(orders))]
-        which = np.repeat(np.arange(len(orders)), many)
+        rows = StrategyTable.concatenate([table for _, _, table in tables])
+        ids = np.full((len(tables), max(len(order) for order, *_ in tables)), -1)
+        for place, (order, *_) in enumerate(tables):
+            ids[place, : len(order)] = order
+        lengths = [len(table) for *_, table in tables]
         # Orders that are priced together share the time of the blocks.
-        costs = self._campaign.price_table(rows, np.stack(orders), which)
+        which = np.repeat(np.arange(len(tables)), lengths)
+        costs = self._campaign.price_table(rows, ids, which)
         score = scores_of(costs, rows, request.objective, fitting=False)
-        for place, order in enumerate(orders):
-            mine = slice(place * many, (place + 1) * many)
+        stops = np.cumsum(lengths).tolist()
+        for (order, count, table), stop in zip(tables, stops, strict=True):
+            mine = slice(stop - len(table), stop)
             finalists = _Finalists(request)
             finalists.keep(table, score[mine], costs.excess_bytes[mine])
-            for value, row in finalists.ranked():
+            for value, excess, row in finalists.ranked():
                 self._promise[count] = min(self._promise[count], value)
                 self._push(value, order, row)
+                if excess > 0:
+                    entry = (excess, next(self._number), order, row)
+                    heapq.heappush(self._nearest, entry)
 
     def _push(self, value: float, order: Index, row: Row) -> None:
         heapq.heappush(self._waiting, (value, next(self._number), order, row))
 
+    def _next(self) -> tuple[float, Index, Row] | None:
+        """Return the next finalist; while none fits, the one with the least excess."""
+        if self._nearest and not self._campaign.has_fit:
+            _, _, order, row = heapq.heappop(self._nearest)
+            return 0.0, order, row
+        if not self._waiting:
+            return None
+        value, _, order, row = heapq.heappop(self._waiting)
+        return value, order, row
+
     def simulate_next(self) -> bool:
         """Cut and simulate the next finalist; False if there is none, or no budget."""
         campaign = self._campaign
-        while self._waiting and campaign.left != 0:
-            value, _, order, row = heapq.heappop(self._waiting)
+        while campaign.left != 0 and (found := self._next()) is not None:
+            value, order, row = found
             if value > _HOPELESS * campaign.best_score:
                 continue
             one = Solution(order=order, row=row)
             campaign.price([one])
             if campaign.was_simulated(one):
                 continue
-            found = campaign.simulate(one, cuts=2)
-            self._vary(found, order, row)
+            self._vary(campaign.simulate(one, cuts=2), order, row)
             return True
         return False
 
@@ -315,10 +356,10 @@ class _Finalists:
 
     def rows(self) -> Iterator[dict[str, int]]:
         """Yield the finalists, best first; then the rows closest to fitting."""
-        yield from (row for _, row in self.ranked())
+        yield from (row for *_, row in self.ranked())
 
-    def ranked(self) -> Iterator[tuple[float, dict[str, int]]]:
-        """Yield the same with their scores, higher where they exceed memory."""
+    def ranked(self) -> Iterator[tuple[float, float, dict[str, int]]]:
+        """Yield the same with scores, higher where they exceed memory, and excess."""
         if not self._tables:
             return
         table = StrategyTable.concatenate(self._tables)
@@ -327,7 +368,8 @@ class _Finalists:
         nearest = np.argsort(np.maximum(excess, 0), kind="stable")[:_OVER]
         for index in dict.fromkeys([*best.tolist(), *nearest.tolist()]):
             factor = 1.0 if excess[index] <= 0 else _DOUBTFUL
-            yield float(score[index]) * factor, table.row(int(index))
+            value = float(score[index]) * factor
+            yield value, float(excess[index]), table.row(int(index))
 
 
 def _best_per_mesh(table: StrategyTable, score: NDArray[np.float64]) -> Index:

@@ -13,9 +13,10 @@ from envs.partition.features import Observed
 from envs.partition.ordering import Ordering
 from planner.search.device_order.groups import DeviceGroups
 from planner.search.device_order.subsets import Choices
+from planner.search.steps import Steps, completed
 from policies.partition.network import Encoded, PartitionNetwork
 
-__all__ = ["Drawn", "draw_orders", "log_likelihood"]
+__all__ = ["Drawn", "draw_in_steps", "draw_orders", "log_likelihood"]
 
 Index = NDArray[np.int64]
 
@@ -40,7 +41,6 @@ class Drawn:
     taken: Index | None = None
 
 
-@torch.no_grad()
 def draw_orders(
     network: PartitionNetwork,
     seen: Observed,
@@ -70,6 +70,39 @@ def draw_orders(
         keep: Whether to keep inputs and choices, for training.
         forced: Orders to follow instead of drawing any. Shape [n, groups].
     """
+    return completed(
+        draw_in_steps(
+            network,
+            seen,
+            encoded,
+            groups,
+            choices,
+            choice,
+            rng,
+            greedy=greedy,
+            temperature=temperature,
+            keep=keep,
+            forced=forced,
+        )
+    )
+
+
+@torch.no_grad()
+def draw_in_steps(
+    network: PartitionNetwork,
+    seen: Observed,
+    encoded: Encoded,
+    groups: DeviceGroups,
+    choices: Choices,
+    choice: Index,
+    rng: np.random.Generator,
+    *,
+    greedy: int = 0,
+    temperature: float = 1.0,
+    keep: bool = False,
+    forced: Index | None = None,
+) -> Steps[Drawn]:
+    """Do the same in steps; see :func:`draw_orders`. Pauses before each next group."""
     subsets = choices.subset[choice]
     ordering = Ordering.start(
         sizes=groups.sizes,
@@ -86,6 +119,7 @@ def draw_orders(
     left: list[NDArray[np.bool_]] = []
     taken: list[Index] = []
     while (going := ordering.going).any():
+        yield
         numbers = ordering.describe()
         if forced is not None:
             chosen = forced[:, len(taken)]

@@ -21,17 +21,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from planner.cost import CostModel
+from planner.schema.schedules import schedule_spec
 from planner.search import Request, SearchResult
 from planner.search.base import finish
 from planner.search.campaign import Campaign
 from planner.search.device_order.groups import group_devices
+from planner.search.device_order.near_feasible import best_score
 from planner.search.device_order.subsets import list_choices
 from planner.search.evolutionary import EvolutionaryPartitioner
 from planner.search.exhaustive import ExhaustivePartitioner
 from planner.search.expert import ExpertPartitioner
+from planner.search.moves import USUAL
 from planner.search.race import race
 from policies.partition.network import load_network
 from policies.partition.proposing import Known, Problem, Proposer, SearchConfig
@@ -40,6 +43,11 @@ __all__ = [
     "LearnedPartitioner",
     "SearchConfig",
 ]
+
+#: Codes of schedules whose time is a formula.
+_USUAL = frozenset(schedule_spec(name).code for name in USUAL)
+#: Finds that are kept back, unless one is the best, to be priced together.
+_TOGETHER = 8
 
 
 #: Part of a budget of simulations for proposing.
@@ -108,7 +116,7 @@ class LearnedPartitioner:
     def contend(self, campaign: Campaign) -> Iterator[None]:
         """Take part in a race; see :class:`planner.search.race.Racer`.
 
-        The proposals come first, in one step, and then the neighbours of the best plan.
+        The proposals come first, and then the neighbours of the best plan.
 
         Raises:
             StrategyError: If the weights cannot be read.
@@ -129,13 +137,51 @@ class LearnedPartitioner:
             ends=campaign.until,
         )
         known = Known(model=CostModel(request.context))
-        with torch.inference_mode():
-            saved = load_network(self._folder)
-            Proposer(problem, saved, self._config, known).propose()
-        campaign.count(known.model)
-        campaign.price([*known.solutions, *(one for one, _ in known.found)])
-        for one, cuts in known.found:
-            campaign.adopt(one, cuts)
+        sharing = _Sharing(campaign, known)
+        saved = load_network(self._folder)
+        for _ in Proposer(problem, saved, self._config, known).steps():
+            # Without a clock proposals count as one step, beside their simulations.
+            if budget is not None:
+                sharing.share()
+                yield
+        sharing.share(all_of_them=True)
         yield
         if not alone:
             yield from campaign.polish()
+
+
+class _Sharing:
+    """Hands what the proposals find over to a campaign.
+
+    Args:
+        campaign: The race's.
+        known: What the proposals have found so far.
+    """
+
+    def __init__(self, campaign: Campaign, known: Known) -> None:
+        self._campaign, self._known = campaign, known
+        self._found = self._solutions = 0
+        self._counted = dict(known.model.evaluations)
+
+    def share(self, *, all_of_them: bool = False) -> None:
+        """Hand over what is new: at once if it is the best plan, else in batches.
+
+        Args:
+            all_of_them: True to keep nothing back.
+        """
+        campaign, known = self._campaign, self._known
+        campaign.count(known.model, self._counted)
+        self._counted = dict(known.model.evaluations)
+        found = known.found[self._found :]
+        scores = [best_score(campaign.request, cuts) for _, cuts in found]
+        best = min(scores, default=np.inf)
+        waits = len(found) < _TOGETHER and best >= campaign.best_score
+        if waits and not all_of_them:
+            return
+        self._found += len(found)
+        started = known.solutions[self._solutions :]
+        self._solutions += len(started)
+        usual = [one for one, _ in found if one.row["schedule"] in _USUAL]
+        campaign.price([*started, *usual])
+        for one, cuts in found:
+            campaign.adopt(one, cuts)

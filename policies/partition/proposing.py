@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from envs.partition.features import Observed, observe
@@ -20,7 +21,7 @@ from planner.cost import CostModel
 from planner.schema.schedules import schedule_names, schedule_spec
 from planner.search import Candidate, Request
 from planner.search.base import scores_of
-from planner.search.device_order.climb import Limits, best_of, climb, joined
+from planner.search.device_order.climb import Limits, best_of, climb_in_steps, joined
 from planner.search.device_order.groups import DeviceGroups
 from planner.search.device_order.near_feasible import (
     NearFeasible,
@@ -28,21 +29,22 @@ from planner.search.device_order.near_feasible import (
     RecutResult,
     best_score,
     find_near_feasible,
-    recut_near_feasible,
+    recut_in_steps,
     roomiest,
 )
 from planner.search.device_order.pricer import (
     Finalists,
     OrderPricer,
     Priced,
-    open_order_pricer,
+    open_order_pricer_in_steps,
 )
-from planner.search.device_order.screening import Screened, screen
+from planner.search.device_order.screening import Screened, screen_in_steps
 from planner.search.device_order.subsets import Choices
 from planner.search.moves import Row, Solution, neighbours
 from planner.search.refine import ExactPricer
+from planner.search.steps import Steps
 from planner.space import StrategyTable
-from policies.partition.decoding import draw_orders
+from policies.partition.decoding import draw_in_steps
 from policies.partition.network import Encoded, SavedNetwork
 
 __all__ = [
@@ -152,8 +154,10 @@ class Shortlist:
     recut: RecutResult
 
 
-def shortlist(problem: Problem, exact: ExactPricer, ranked: Index) -> Shortlist:
+def shortlist(problem: Problem, exact: ExactPricer, ranked: Index) -> Steps[Shortlist]:
     """Choose meshes: recut ones that fit, the network's best, the best by closed forms.
+
+    Pauses after each batch of prices and each mesh that is recut.
 
     Args:
         problem: The question.
@@ -163,9 +167,12 @@ def shortlist(problem: Problem, exact: ExactPricer, ranked: Index) -> Shortlist:
     until = share_of(problem.until, _GLANCING)
     asked = (problem.request, exact.model, problem.groups, problem.choices)
     # Where no order matters the network's ranking is reliable.
-    found = screen(*asked, ranked[: None if problem.order_matters else _GLANCED], until)
+    among = ranked[: None if problem.order_matters else _GLANCED]
+    found = yield from screen_in_steps(*asked, among, until)
+    yield
     near_feasible = find_near_feasible(*asked, found)
-    recut = _recut_near_feasible(problem, exact, near_feasible, found)
+    yield
+    recut = yield from _recut_near_feasible(problem, exact, near_feasible, found)
     limit = _FAR * recut.best
     fitting = found.choice[np.isfinite(found.score) & (found.score <= limit)]
     best = found.choice[np.argsort(found.score, kind="stable")]
@@ -184,13 +191,13 @@ def _recut_near_feasible(
     exact: ExactPricer,
     near_feasible: list[NearFeasible],
     seen: Screened,
-) -> RecutResult:
+) -> Steps[RecutResult]:
     """Find meshes over the memory limit that fit once stages are cut by memory."""
     far = seen.unlimited.min(initial=np.inf) * _FAR < seen.score.min(initial=np.inf)
     budget = problem.request.evaluation_budget
     most = 2 * len(near_feasible) if budget is None else int(_RECUT * budget)
     until = share_of(problem.until, _RECUTTING[int(far)])
-    return recut_near_feasible(exact, near_feasible, until, most)
+    return recut_in_steps(exact, near_feasible, until, most)
 
 
 #: Neighbours that are simulated at once, how much worse closed forms may price them,
@@ -198,8 +205,10 @@ def _recut_near_feasible(
 _NEIGHBOURS, _WORSE, _CHANGES = 6, 1.1, 4
 
 
-def polish(exact: ExactPricer, known: Known, until: float | None) -> None:
+def polish(exact: ExactPricer, known: Known, until: float | None) -> Steps[None]:
     """Simulate the neighbours of the best plan that fits, until none is better.
+
+    Pauses after each.
 
     Closed forms rank a few rows of each mesh under one schedule that stands for others.
     The best by closed forms need not be the best under the schedule that won, with as
@@ -232,6 +241,7 @@ def polish(exact: ExactPricer, known: Known, until: float | None) -> None:
             tried.add(key)
             one = Solution(order=leader.order, row=row)
             known.found.append((one, exact.candidates(row, one.order, cuts=cuts)))
+            yield
         if min(best_score(request, cuts) for _, cuts in known.found) >= best:
             return
 
@@ -280,8 +290,9 @@ _PREFERRED = {
 }
 #: Share of the time left for pricing meshes with all rows.
 _OPENING = 0.4
-#: Arrangements that evolution starts from, and how many of them in one layout.
-_SEEDS, _OF_LAYOUT = 48, 6
+#: Arrangements that evolution starts from, and how many of them in one layout; and
+#: those among plain orders, before there are others.
+_SEEDS, _OF_LAYOUT, _EARLY = 48, 6, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,25 +339,36 @@ class Proposer:
         self._exact = ExactPricer(request=problem.request, model=known.model)
         self._recut = RecutMeshes()
         self._seen: Screened | None = None
+        self._tried: set[object] = set()
         self._rng = np.random.default_rng(problem.request.seed)
 
-    def propose(self) -> None:
-        """Add solutions to what is known, some of them simulated."""
-        problem, saved = self.problem, self._saved
+    def steps(self) -> Steps[None]:
+        """Add solutions to what is known, some of them simulated, in small steps."""
+        problem = self.problem
         if not len(problem.choices):
             return
+        with torch.inference_mode():
+            seen, encoded, ranked = self._ranked()
+        yield
+        pricer = yield from self._open(ranked)
+        if pricer is not None:
+            yield from self._arrange(seen, encoded, pricer)
+        if not np.isfinite(self._best()):
+            yield from self._simulate_roomiest()
+
+    def _ranked(self) -> tuple[Observed, Encoded, Index]:
+        """Return the problem in numbers, its encoding, and meshes, the best first."""
+        problem, network = self.problem, self._saved.network
         seen = observe(problem.request, problem.groups, problem.choices)
-        encoded = saved.network.encode(seen)
-        logits = saved.network.mesh_logits(seen, encoded).numpy()
+        encoded = network.encode(seen)
+        logits = network.mesh_logits(seen, encoded).numpy()
         if not self._config.learned:
             logits = self._rng.random(len(logits))
-        pricer = self._open(np.argsort(-logits, kind="stable"))
-        if pricer is not None:
-            self._arrange(seen, encoded, pricer)
-        if not np.isfinite(self._best()):
-            self._simulate_roomiest()
+        return seen, encoded, np.argsort(-logits, kind="stable")
 
-    def _arrange(self, seen: Observed, encoded: Encoded, pricer: OrderPricer) -> None:
+    def _arrange(
+        self, seen: Observed, encoded: Encoded, pricer: OrderPricer
+    ) -> Steps[None]:
         """Draw and improve orders where order matters; simulate the best."""
         problem, known = self.problem, self.known
         layouts = pricer.layouts
@@ -357,33 +379,43 @@ class Proposer:
             score=layouts.score,
         )
         if problem.order_matters:
+            if problem.until is not None:
+                # Plain orders are sure answers; there may be no time for others.
+                yield from self._simulate(pricer, current, _PLAIN)
+                known.solutions += self._seeds(pricer, current, _EARLY)
+                yield
             if self._affordable():
-                drawn = self._draw(seen, encoded, pricer)
+                drawn = yield from self._draw(seen, encoded, pricer)
                 current = joined([current, drawn])
-            current = self._climb(pricer, current)
-        self._simulate(pricer, current)
+            current = yield from self._climb(pricer, current)
+        yield from self._simulate(pricer, current)
         if not problem.order_matters:
-            polish(self._exact, known, problem.until)
+            yield from polish(self._exact, known, problem.until)
         if problem.over:
             return
-        seeds = pricer.finalists(best_of(current, _SEEDS, of_layout=_OF_LAYOUT))
-        known.solutions += [
-            _solution(pricer, seeds, index) for index in range(len(seeds))
-        ]
+        known.solutions += self._seeds(pricer, current, _SEEDS)
 
-    def _open(self, ranked: Index) -> OrderPricer | None:
+    @staticmethod
+    def _seeds(pricer: OrderPricer, current: Priced, count: int) -> list[Solution]:
+        """Return all rows of the best arrangements, from which evolution starts."""
+        seeds = pricer.finalists(best_of(current, count, of_layout=_OF_LAYOUT))
+        return [_solution(pricer, seeds, index) for index in range(len(seeds))]
+
+    def _open(self, ranked: Index) -> Steps[OrderPricer | None]:
         """Price the best meshes; go further down the list while none fits."""
         problem = self.problem
         if not problem.late:
-            short = shortlist(problem, self._exact, ranked)
+            short = yield from shortlist(problem, self._exact, ranked)
             self.known.found += short.recut.found
             self._recut, self._seen = short.recut.meshes, short.seen
-            opened = self._opened(short.chosen)
+            opened = yield from self._opened(short.chosen)
             if opened is not None or np.isfinite(self._best()):
                 return opened
+            if self._is_late_with_meshes():
+                return None
         step = self._config.meshes
         for start in range(0, len(ranked), step):
-            opened = self._opened(ranked[start : start + step])
+            opened = yield from self._opened(ranked[start : start + step])
             if opened is not None:
                 return opened
             step *= 2
@@ -391,13 +423,22 @@ class Proposer:
                 return None
         return None
 
-    def _opened(self, chosen: Index) -> OrderPricer | None:
+    def _opened(self, chosen: Index) -> Steps[OrderPricer | None]:
         one, model = self.problem, self.known.model
         if not len(chosen):
             return None
         until = share_of(one.until, _OPENING)
         asked = one.request, one.choices, one.groups
-        return open_order_pricer(*asked, chosen, model, until, self._exact, self._recut)
+        found = yield from open_order_pricer_in_steps(
+            *asked, chosen, model, until, self._exact, self._recut
+        )
+        yield
+        return found
+
+    def _is_late_with_meshes(self) -> bool:
+        """Return True if only what has most memory to spare is left to try."""
+        late, seen = self.problem.late, self._seen
+        return late and seen is not None and len(seen.choice) > 0
 
     def _best(self) -> float:
         """Return the score of the best simulated plan; infinite if none fits so far."""
@@ -416,7 +457,9 @@ class Proposer:
         count = int(min(wanted, each_step / (_GROUP_S * groups)))
         return count if count >= 4 else 0
 
-    def _draw(self, seen: Observed, encoded: Encoded, pricer: OrderPricer) -> Priced:
+    def _draw(
+        self, seen: Observed, encoded: Encoded, pricer: OrderPricer
+    ) -> Steps[Priced]:
         """Draw orders for the best layouts, the likeliest of each among them."""
         problem, rng = self.problem, self._rng
         count = max(1, self._affordable())
@@ -429,7 +472,7 @@ class Proposer:
                 [np.append(rng.permutation(s[s >= 0]), s[s < 0]) for s in sequence]
             )
             return pricer.price(layout, shuffled)
-        drawn = draw_orders(
+        drawn = yield from draw_in_steps(
             self._saved.network,
             seen,
             encoded,
@@ -439,16 +482,28 @@ class Proposer:
             rng,
             greedy=len(few),
         )
+        yield
         return pricer.price(layout, drawn.sequence)
 
-    def _climb(self, pricer: OrderPricer, start: Priced) -> Priced:
+    def _climb(self, pricer: OrderPricer, start: Priced) -> Steps[Priced]:
         until = share_of(self.problem.until, self._config.climbing)
         rounds = self._config.rounds if until is None else None
         limits = Limits(until=until, rounds=rounds)
-        return joined([climb(pricer, start, self._rng, limits), best_of(start, 8)])
+        yield
+        climbed = yield from climb_in_steps(pricer, start, self._rng, limits)
+        return joined([climbed, best_of(start, 8)])
 
-    def _simulate(self, pricer: OrderPricer, current: Priced) -> None:
-        """Simulate the best until time or budget is used up."""
+    def _simulate(
+        self, pricer: OrderPricer, current: Priced, few: int | None = None
+    ) -> Steps[None]:
+        """Simulate the best until time or budget is used up; pause after each.
+
+        Args:
+            pricer: Prices arrangements.
+            current: Arrangements.
+            few: Most meshes to simulate, each with its best row; None for all, and
+                pipelines under other schedules.
+        """
         problem, known = self.problem, self.known
         budget = problem.request.evaluation_budget
         before = known.model.evaluations["simulated"]
@@ -456,10 +511,15 @@ class Proposer:
         # Where no order matters polishing finds out about the rest.
         finalists = finalists if problem.order_matters else -(-finalists // 2)
         most = before + finalists if budget is None else budget
-        few = best_of(current, max(12, self._config.finalists), of_layout=3)
-        ranked = pricer.finalists(few)
+        kept = best_of(current, max(12, self._config.finalists), of_layout=3)
+        ranked = pricer.finalists(kept[slice(0, few)])
+        turns = self._turns(pricer, ranked)
+        if few is not None:
+            first = np.sort(np.unique(ranked.layout, return_index=True)[1])
+            turns = ((ranked, index) for index in first.tolist())
+        yield
         fits = bool(np.isfinite(self._best()))
-        for entered, index in self._turns(pricer, ranked):
+        for entered, index in turns:
             hopeless = entered.score[index] > _HOPELESS * self._best()
             if hopeless and np.isfinite(entered.score[index]):
                 continue
@@ -467,6 +527,10 @@ class Proposer:
             full = spent >= most and (problem.until is None or budget is not None)
             if known.found and (full or (problem.late and fits)):
                 break
+            one = _solution(pricer, entered, index)
+            if one.key in self._tried:
+                continue
+            self._tried.add(one.key)
             # The exact cut has the fastest slowest stage; of ranks that hold several
             # stages the slowest may be another, and even times the better cut.
             looped = entered.rows.virtual_stages[index] > 1
@@ -474,9 +538,10 @@ class Proposer:
             cuts = min(left, 2 if looped else 1)
             cut = pricer.candidates(entered, index, cuts=cuts, spare=int(left > cuts))
             fits = fits or any(one.cost.fits for one in cut)
-            known.found.append((_solution(pricer, entered, index), cut))
+            known.found.append((one, cut))
+            yield
 
-    def _simulate_roomiest(self) -> None:
+    def _simulate_roomiest(self) -> Steps[None]:
         """Simulate plans with the most memory to spare, until one fits."""
         problem, known = self.problem, self.known
         if self._seen is None:
@@ -490,6 +555,7 @@ class Proposer:
             known.found.append((near.solution, cuts))
             if problem.over or np.isfinite(self._best()):
                 return
+            yield
 
     @staticmethod
     def _turns(

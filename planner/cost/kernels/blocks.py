@@ -23,6 +23,7 @@ __all__ = [
     "ParameterCounts",
     "Ties",
     "count_parameters",
+    "gathered_beside",
     "group_blocks",
 ]
 
@@ -354,6 +355,24 @@ class ParameterCounts:
 
 #: Dimensions of a parameter that tp splits, by style; one for all others.
 _SPLIT_DIMS = {"none": 0, "both": 2}
+
+
+def gathered_beside(graph: ModelGraph) -> tuple[Index, Index]:
+    """Units that are gathered before and after each, -1 for none. Shapes [U].
+
+    Units of vectors alone are gathered along with the root.
+    """
+    matrices = [p.block for p in graph.parameters if len(p.shape) > 1]
+    alone = [
+        unit
+        for unit, (start, stop) in enumerate(graph.units)
+        if any(start <= block < stop for block in matrices)
+    ]
+    units = np.arange(len(graph.units))
+    groups = np.array([-1, *alone, -1])
+    before = np.searchsorted(alone, units)
+    behind = np.searchsorted(alone, units, side="right") + 1
+    return groups[before], groups[behind]
 
 
 def count_parameters(graph: ModelGraph) -> ParameterCounts:

@@ -30,7 +30,7 @@ bursts that last milliseconds themselves.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -108,6 +108,10 @@ class ProductConstants:
     cast: float = 0.0
 
 
+#: Names of the constants, in the order in which compiled code takes them.
+_CONSTANTS = tuple(one.name for one in fields(ProductConstants))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductSurface:
     """Seconds of the products of a device in a dtype.
@@ -151,7 +155,7 @@ class ProductSurface:
         """
         sizes = np.broadcast_arrays(*(np.asarray(x, float) for x in (m, n, k, batch)))
         flat = [np.ascontiguousarray(size).ravel() for size in sizes]
-        constants = np.array(astuple(self.constants))
+        constants = np.array([getattr(self.constants, name) for name in _CONSTANTS])
         if not sustained:
             constants[12] = 0.0
         found = np.empty(flat[0].size)

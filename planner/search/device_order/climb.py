@@ -9,9 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.device_order.pricer import OrderPricer, Priced
+from planner.search.steps import Steps, completed
 from planner.simulate.compiled import compiled
 
-__all__ = ["Limits", "best_of", "climb", "joined", "random_neighbours"]
+__all__ = [
+    "Limits",
+    "best_of",
+    "climb",
+    "climb_in_steps",
+    "joined",
+    "random_neighbours",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -100,6 +108,18 @@ def climb(
     Returns:
         The current arrangements, best first.
     """
+    return completed(climb_in_steps(pricer, start, rng, limits, lineages=lineages))
+
+
+def climb_in_steps(
+    pricer: OrderPricer,
+    start: Priced,
+    rng: np.random.Generator,
+    limits: Limits,
+    *,
+    lineages: int = 12,
+) -> Steps[Priced]:
+    """Do the same in steps; see :func:`climb`. Pauses after each round."""
     current = best_of(start, lineages, of_layout=max(1, lineages // 4))
     if not len(current):
         return current
@@ -124,6 +144,7 @@ def climb(
             copy = np.arange(len(current))
             copy[worst] = best
             current = current[copy]
+        yield
     return best_of(current, lineages)
 
 

@@ -21,9 +21,10 @@ from planner.search.device_order.subsets import (
     distinct_meshes,
     mesh_of_row,
 )
+from planner.search.steps import Steps, completed
 from planner.space import StrategyTable, expand_meshes
 
-__all__ = ["Layouts", "find_layouts"]
+__all__ = ["Layouts", "find_layouts", "find_layouts_in_steps"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -32,8 +33,8 @@ Mask = NDArray[np.bool_]
 #: Rows kept for each mesh, besides the one that needs the least memory: under another
 #: order it may be the only one that fits.
 _ROWS = 4
-#: Prices computed at once, between two looks at the time.
-_AT_ONCE = 20_000
+#: Prices computed at once without a time limit, and between two looks at the time.
+_AT_ONCE, _TIMED = 20_000, 4_000
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -122,6 +123,20 @@ def find_layouts(
     Returns:
         Meshes with a row that fits, best first; None if there are none.
     """
+    asked = request, model, groups, choices, chosen, until, recut
+    return completed(find_layouts_in_steps(*asked))
+
+
+def find_layouts_in_steps(
+    request: Request,
+    model: CostModel,
+    groups: DeviceGroups,
+    choices: Choices,
+    chosen: Index,
+    until: float | None = None,
+    recut: RecutMeshes | None = None,
+) -> Steps[Layouts | None]:
+    """Do the same in steps; see :func:`find_layouts`. Pauses between batches."""
     mesh, which = distinct_meshes(choices, chosen)
     table = expand_meshes(mesh, request.facts, request.pins)
     if "schedule" not in request.pins:
@@ -138,9 +153,11 @@ def find_layouts(
         if len(rows := np.flatnonzero(owner == one))
     ]
     found: list[_Layout] = []
-    for batch in _batches(cells):
-        if found and until is not None and time.perf_counter() >= until:
-            break
+    for batch in _batches(cells, _AT_ONCE if until is None else _TIMED):
+        if found:
+            yield
+            if until is not None and time.perf_counter() >= until:
+                break
         found += _priced(request, model, groups, table, batch, recut or RecutMeshes())
     return _assembled(table, found)
 
@@ -153,11 +170,11 @@ def _eager(request: Request, mesh: Index) -> StrategyTable:
     return table[np.flatnonzero(has_textbook_time(table))]
 
 
-def _batches(cells: Sequence[_Cell]) -> Iterator[list[_Cell]]:
-    """Yield runs of cells that are priced at once."""
+def _batches(cells: Sequence[_Cell], most: int) -> Iterator[list[_Cell]]:
+    """Yield runs of cells with at most so many prices, or of one cell."""
     batch: list[_Cell] = []
     for cell in cells:
-        if batch and sum(one.many for one in batch) + cell.many > _AT_ONCE:
+        if batch and sum(one.many for one in batch) + cell.many > most:
             yield batch
             batch = []
         batch.append(cell)

@@ -19,9 +19,10 @@ from planner.cost import CostModel, CostTable
 from planner.search.base import Candidate, Objective, Request, score, scores_of
 from planner.search.device_order.groups import DeviceGroups
 from planner.search.device_order.screening import Screened, few_rows
-from planner.search.device_order.subsets import Choices
+from planner.search.device_order.subsets import Choices, distinct_meshes, mesh_of_row
 from planner.search.moves import Solution
 from planner.search.refine import ExactPricer, schedule_variants
+from planner.search.steps import Steps, completed
 from planner.space import MESH_COLUMNS, StrategyTable, legal
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "RecutResult",
     "best_score",
     "find_near_feasible",
+    "recut_in_steps",
     "recut_near_feasible",
     "roomiest",
 ]
@@ -127,16 +129,18 @@ def find_near_feasible(
         choices: All meshes.
         seen: Result of :func:`planner.search.device_order.screening.screen`.
     Returns:
-        Rows in the order of excess times score, the least first.
+        Rows in the order of excess times score, the least first; where nothing fits,
+        in turn with those of the least excess.
     """
     best = seen.score.min(initial=np.inf)
     missed = np.flatnonzero((seen.excess_bytes > 0) & (seen.unlimited < best))
     promise = seen.unlimited[missed] * seen.excess_bytes[missed]
     nearest = missed[np.argsort(promise, kind="stable")[:_MISSES]]
-    return [
-        _least_excess(request, model, groups, choices, choice)
-        for choice in seen.choice[nearest].tolist()
-    ]
+    if np.isinf(best):
+        least = missed[np.argsort(seen.excess_bytes[missed], kind="stable")]
+        turns = np.stack([least[: len(nearest)], nearest], axis=1).ravel()
+        nearest = np.array(list(dict.fromkeys(turns.tolist())))[:_MISSES]
+    return _least_excesses(request, model, groups, choices, seen.choice[nearest])
 
 
 def roomiest(
@@ -152,35 +156,58 @@ def roomiest(
     :func:`find_near_feasible`, and prices one at a time: the first most often fits.
     """
     most = np.argsort(seen.excess_bytes, kind="stable")[:_MISSES]
-    for choice in seen.choice[most].tolist():
-        yield _least_excess(request, model, groups, choices, choice)
+    for place in range(len(most)):
+        choice = seen.choice[most[place : place + 1]]
+        yield from _least_excesses(request, model, groups, choices, choice)
 
 
-def _least_excess(
+def _least_excesses(
     request: Request,
     model: CostModel,
     groups: DeviceGroups,
     choices: Choices,
-    choice: int,
-) -> NearFeasible:
-    """Return the row of a mesh with the least excess under its plain orders."""
-    subset = choices.subsets[choices.subset[choice]]
-    table = StrategyTable.concatenate(
-        [few_rows(request, choices.mesh[[choice]], many) for many in (1, 2)]
+    chosen: Index,
+) -> list[NearFeasible]:
+    """Return the row of each mesh with the least excess under its plain orders."""
+    if not len(chosen):
+        return []
+    mesh, which = distinct_meshes(choices, chosen)
+    table = StrategyTable.concatenate([few_rows(request, mesh, n) for n in (1, 2)])
+    owner = mesh_of_row(table, mesh)
+    subsets = [choices.subsets[at] for at in choices.subset[chosen]]
+    ids = groups.orders(
+        np.concatenate([subset.sequences for subset in subsets]),
+        np.repeat(
+            [subset.count for subset in subsets],
+            [len(subset.sequences) for subset in subsets],
+        ),
     )
-    ids = groups.orders(subset.sequences, subset.count)
-    rows = np.tile(np.arange(len(table)), len(ids))
-    order = np.repeat(np.arange(len(ids)), len(table))
-    every = table[rows]
-    costs = model.table_in_orders(every, ids, order)
+    rows: list[Index] = []
+    order: list[Index] = []
+    first = 0
+    for one, subset in zip(which.tolist(), subsets, strict=True):
+        mine, many = np.flatnonzero(owner == one), len(subset.sequences)
+        rows.append(np.tile(mine, many))
+        order.append(np.repeat(np.arange(first, first + many), len(mine)))
+        first += many
+    every, under = table[np.concatenate(rows)], np.concatenate(order)
+    costs = model.table_in_orders(every, ids, under)
     unlimited = scores_of(costs, every, request.objective, fitting=False)
-    at = int(costs.excess_bytes.argmin())
-    return NearFeasible(
-        choice=choice,
-        solution=Solution(order=ids[order[at]], row=every.row(at)),
-        excess_bytes=float(costs.excess_bytes[at]),
-        unlimited=float(unlimited[at]),
-    )
+    found, start = [], 0
+    for choice, part in zip(chosen.tolist(), rows, strict=True):
+        stop = start + len(part)
+        at = start + int(costs.excess_bytes[start:stop].argmin())
+        start = stop
+        ranks = ids[under[at]]
+        found.append(
+            NearFeasible(
+                choice=choice,
+                solution=Solution(order=ranks[ranks >= 0], row=every.row(at)),
+                excess_bytes=float(costs.excess_bytes[at]),
+                unlimited=float(unlimited[at]),
+            )
+        )
+    return found
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -216,6 +243,16 @@ def recut_near_feasible(
             for the first; None for no limit.
         most: Most rows to cut.
     """
+    return completed(recut_in_steps(exact, near_feasible, until, most))
+
+
+def recut_in_steps(
+    exact: ExactPricer,
+    near_feasible: list[NearFeasible],
+    until: float | None,
+    most: int,
+) -> Steps[RecutResult]:
+    """Do the same in steps; see :func:`recut_near_feasible`. Pauses after each row."""
     request, recut = exact.request, RecutMeshes()
     found: list[tuple[Solution, list[Candidate]]] = []
     fitted: dict[int, float] = {}
@@ -228,6 +265,7 @@ def recut_near_feasible(
         one = near.solution
         cuts = exact.candidates(one.row, one.order)
         found.append((one, cuts))
+        yield
         value = best_score(request, cuts)
         if np.isinf(value):
             continue

@@ -11,13 +11,20 @@ from planner.cost import CostModel
 from planner.schema.schedules import schedule_names
 from planner.search.base import Candidate, Request
 from planner.search.device_order.groups import DeviceGroups
-from planner.search.device_order.layouts import Layouts, find_layouts
+from planner.search.device_order.layouts import Layouts, find_layouts_in_steps
 from planner.search.device_order.near_feasible import RecutMeshes
 from planner.search.device_order.subsets import Choices
 from planner.search.refine import ExactPricer, schedule_variants
+from planner.search.steps import Steps, completed
 from planner.space import StrategyTable, legal
 
-__all__ = ["Finalists", "OrderPricer", "Priced", "open_order_pricer"]
+__all__ = [
+    "Finalists",
+    "OrderPricer",
+    "Priced",
+    "open_order_pricer",
+    "open_order_pricer_in_steps",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -244,9 +251,25 @@ def open_order_pricer(
     Returns:
         None if no mesh has a row that fits under a plain order of the devices.
     """
+    asked = request, choices, groups, chosen, model, until, exact, recut
+    return completed(open_order_pricer_in_steps(*asked))
+
+
+def open_order_pricer_in_steps(
+    request: Request,
+    choices: Choices,
+    groups: DeviceGroups,
+    chosen: Index,
+    model: CostModel | None = None,
+    until: float | None = None,
+    exact: ExactPricer | None = None,
+    recut: RecutMeshes | None = None,
+) -> Steps[OrderPricer | None]:
+    """Do the same in steps; see :func:`open_order_pricer`. Pauses between batches."""
     model = model or CostModel(request.context)
     recut = recut or RecutMeshes()
-    layouts = find_layouts(request, model, groups, choices, chosen, until, recut)
+    asked = request, model, groups, choices, chosen, until, recut
+    layouts = yield from find_layouts_in_steps(*asked)
     if layouts is None:
         return None
     return OrderPricer(

@@ -14,9 +14,10 @@ from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search.base import Request, scores_of
 from planner.search.device_order.groups import DeviceGroups
 from planner.search.device_order.subsets import Choices, distinct_meshes, mesh_of_row
+from planner.search.steps import Steps, completed
 from planner.space import StrategyTable, expand_meshes
 
-__all__ = ["Screened", "few_rows", "screen"]
+__all__ = ["Screened", "few_rows", "screen", "screen_in_steps"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -64,6 +65,18 @@ def screen(
         until: ``time.perf_counter`` after which the remaining meshes are left out; None
             for no limit. A row takes 4 us on one core.
     """
+    return completed(screen_in_steps(request, model, groups, choices, among, until))
+
+
+def screen_in_steps(
+    request: Request,
+    model: CostModel,
+    groups: DeviceGroups,
+    choices: Choices,
+    among: Index,
+    until: float | None = None,
+) -> Steps[Screened]:
+    """Do the same in steps; see :func:`screen`. Pauses between batches of meshes."""
     mesh, which = distinct_meshes(choices, among)
     table = few_rows(request, mesh)
     if not len(table):
@@ -81,8 +94,10 @@ def screen(
     # Meshes of a batch are priced together; the time is checked between batches.
     batch = (np.cumsum(many[rowed]) - many[rowed]) // _AT_ONCE
     for number in np.unique(batch).tolist():
-        if found and until is not None and time.perf_counter() >= until:
-            break
+        if found:
+            yield
+            if until is not None and time.perf_counter() >= until:
+                break
         mine = rowed[batch == number]
         each = many[mine]
         first = np.cumsum(each) - each

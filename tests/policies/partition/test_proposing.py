@@ -13,6 +13,7 @@ from planner.search import Request
 from planner.search.device_order.near_feasible import best_score
 from planner.search.moves import Solution
 from planner.search.refine import ExactPricer
+from planner.search.steps import completed
 from planner.space import enumerate_strategies, legal
 from planner.space.table import StrategyTable
 from policies.partition.partitioner import LearnedPartitioner
@@ -53,7 +54,7 @@ def test_neighbours_of_the_best_are_simulated_until_none_is_better() -> None:
     request = _request()
     exact, known = _known(request, **START)
     before = _best(request, known)
-    polish(exact, known, None)
+    completed(polish(exact, known, None))
     assert _best(request, known) < 0.9 * before
     # More than one change: the neighbours of what was better, too.
     first, best = (
@@ -67,7 +68,7 @@ def test_neighbours_of_the_best_are_simulated_until_none_is_better() -> None:
     assert legal(rows, request.facts).all()
     # Nothing is left to find out.
     after, many = _best(request, known), len(known.found)
-    polish(exact, known, None)
+    completed(polish(exact, known, None))
     assert _best(request, known) == after
     assert len(known.found) - many <= 7
 
@@ -76,17 +77,17 @@ def test_pins_simulations_and_time_are_kept_to() -> None:
     pins = {"schedule": schedule_spec("1F1B").code, "dp_shard": 2}
     request = _request(pins=pins)
     exact, known = _known(request, pp=4)
-    polish(exact, known, None)
+    completed(polish(exact, known, None))
     assert len(known.found) > 1
     for one, _ in known.found:
         assert all(one.row[name] == value for name, value in pins.items())
     for budget in 3, 4:
         few = replace(_request(), evaluation_budget=budget)
         exact, known = _known(few, **START)
-        polish(exact, known, None)
+        completed(polish(exact, known, None))
         assert exact.model.evaluations["simulated"] == budget
     exact, known = _known(_request(), **START)
-    polish(exact, known, time.perf_counter() - 1)
+    completed(polish(exact, known, time.perf_counter() - 1))
     assert len(known.found) == 1
 
 
@@ -94,7 +95,7 @@ def test_without_anything_that_fits_there_is_nothing_to_polish() -> None:
     request = _request()
     exact = ExactPricer(request=request, model=CostModel(request.context))
     known = Known(model=exact.model)
-    polish(exact, known, None)
+    completed(polish(exact, known, None))
     assert known.found == []
 
 
@@ -102,7 +103,7 @@ def test_what_has_memory_to_spare_is_tried_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As if nothing that was prepared had turned out to fit.
-    monkeypatch.setattr(Proposer, "_arrange", lambda *_: None)
+    monkeypatch.setattr(Proposer, "_arrange", lambda *_: iter(()))
     monkeypatch.setattr("policies.partition.partitioner.ExpertPartitioner", None)
     alone = LearnedPartitioner(config=SearchConfig(generations=0))
     request = _request()
