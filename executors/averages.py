@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from planner.errors import ExecutionError
-
 __all__ = ["AVERAGE", "averaged_weights", "keep_average"]
 
 #: Key of the average among the states of a parameter.
@@ -62,21 +60,14 @@ def averaged_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """A block in which parameters have the values of their averages.
 
     Args:
-        optimizer: That :func:`keep_average` was given.
-
-    Raises:
-        ExecutionError: If it keeps none, or has done no step.
+        optimizer: That :func:`keep_average` was given. Parameters that it has not
+            trained yet keep their values.
     """
     pairs = [
         (_local(parameter.detach()), _local(state[AVERAGE]))
         for parameter, state in optimizer.state.items()
         if AVERAGE in state
     ]
-    if not pairs:
-        raise ExecutionError(
-            "averaged=True, but no average of the weights is kept, or no step was "
-            "done; plan with --ema 0.999 (Optimizer(ema=0.999)), or leave it out"
-        )
     _exchange(pairs)
     try:
         yield

@@ -303,13 +303,28 @@ class Prepared:
             self._require_size(batch)
             if self.membership is None:
                 require_equal_batches(batch, self.done - 1, self.trainer.place.device)
-        with self._weights_of(averaged):
+        with self.weights_of(averaged):
             return self.trainer.evaluate(batch)
 
-    def _weights_of(self, averaged: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a block in which weights are their average, if that is wanted."""
-        kept = self.trainer.optimizer
-        return averaged_weights(kept) if averaged else contextlib.nullcontext()
+    @property
+    def keeps_average(self) -> bool:
+        """True if the plan keeps an average of the weights, and a step was done."""
+        return self.plan.strategy.optimizer.ema is not None and self.done > 0
+
+    def weights_of(self, averaged: bool) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which weights are their average, if that is wanted.
+
+        Raises:
+            ExecutionError: If no average is kept, or no step was done.
+        """
+        if not averaged:
+            return contextlib.nullcontext()
+        if not self.keeps_average:
+            raise ExecutionError(
+                "averaged=True, but no average of the weights is kept, or no step was "
+                "done; plan with --ema 0.999 (Optimizer(ema=0.999)), or leave it out"
+            )
+        return averaged_weights(self.trainer.optimizer)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """State of the run by names that no plan changes; this process's shards.
@@ -435,7 +450,7 @@ class Prepared:
         files = self._weights.files
         path = files.path if files else None
         options = WeightOptions.of(self._source.model_fn, path, False, folder, dtype)
-        with self._weights_of(averaged):
+        with self.weights_of(averaged):
             options.save(self.trainer, self.inventory)
 
     def remedy(self, change: str) -> str:

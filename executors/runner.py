@@ -95,6 +95,7 @@ def run(
     allow_missing_weights: bool = False,
     save_hf: str | os.PathLike[str] | None = None,
     save_dtype: str | None = None,
+    last_weights: bool = False,
     callbacks: Sequence[Callback] = (),
     keep_best: bool = False,
     on_nonfinite: OnNonfinite = "stop",
@@ -163,6 +164,9 @@ def run(
         save_hf: New folder for the weights at the end, which transformers loads:
             safetensors files, configuration, and the tokenizer of ``init_from``.
         save_dtype: Of what is saved there; None for the parameters' own.
+        last_weights: Evaluate and save there the weights of the last step, although
+            the plan keeps an average of them (``Optimizer(ema=…)``), of which both
+            are otherwise.
         callbacks: Called in this order at the start, after each step, evaluation and
             checkpoint, and at the end; on every process. One may stop the run.
         keep_best: Also keep the checkpoint with the lowest evaluation loss, which the
@@ -236,10 +240,12 @@ def run(
             eval_data=evaluated,
             callbacks=callbacks,
             signals=signals,
+            averaged=not last_weights,
         )
         reports, state = loop.train(begins, first, on_step)
         if not state.hurries:
-            weights.save(prepared.trainer, prepared.inventory)
+            with prepared.weights_of(prepared.keeps_average and not last_weights):
+                weights.save(prepared.trainer, prepared.inventory)
         counted = source.batch(steps) if measure and state.reason is None else None
         result = _result(prepared, reports, first, counted)
         return replace(result, first_step_check=checked, stopped=state.reason)

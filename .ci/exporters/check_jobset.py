@@ -22,15 +22,22 @@ def _check(folder: Path, plan: dict[str, Any]) -> None:
     check_plan(config, plan)
     read = check_object(models.JobsetV1alpha2JobSet, job)
     same("apiVersion", read.api_version, "jobset.x-k8s.io/v1alpha2")
-    (nodes,) = read.spec.replicated_jobs
-    (container,) = nodes.template.spec.template.spec.containers
-    resources = container.resources.limits or container.resources.requests
-    (each,) = (int(count.actual_instance) for count in resources.values())
-    ranks = nodes.template.spec.completions * each
+    head, ranks, counts = read.spec.replicated_jobs[0].name, 0, []
+    for nodes in read.spec.replicated_jobs:
+        pod = nodes.template.spec.template.spec
+        (container,) = pod.containers
+        resources = container.resources.limits or container.resources.requests
+        (each,) = (int(count.actual_instance) for count in resources.values())
+        ranks += nodes.template.spec.completions * each
+        counts.append(nodes.template.spec.completions)
+        first = {e.name: e.value for e in container.env}["MASTER_ADDR"]
+        same("first pod", first, f"{name}-{head}-0-0.{read.spec.network.subdomain}")
+        runs = plan["cluster"]["host_types"]
+        same("nodes of one type alone", bool(pod.node_selector), bool(runs))
+        check_script(container.command[2])
     same("ranks", ranks, plan["cluster"]["num_devices"])
-    first = {e.name: e.value for e in container.env}["MASTER_ADDR"]
-    same("first pod", first, f"{name}-{nodes.name}-0-0.{read.spec.network.subdomain}")
-    check_script(container.command[2])
+    if runs:
+        same("pods of each job", counts, [count for count, _ in runs])
 
 
 if __name__ == "__main__":

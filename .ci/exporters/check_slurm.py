@@ -21,12 +21,26 @@ def _check(folder: Path, plan: dict[str, Any]) -> None:
     check_script(text)
     # sbatch stops at the first line that is neither empty nor a comment.
     head = text[: text.index("\nset -")]
-    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(\S*)$", head, re.MULTILINE))
-    same("every #SBATCH line", len(asked), head.count("\n#SBATCH "))
-    assert text.count("\n#SBATCH ") == len(asked), "an option stands below the head"
-    each = int(asked.get("gpus-per-node") or asked["cpus-per-task"])
-    same("devices", int(asked["nodes"]) * each, plan["cluster"]["num_devices"])
-    same("ntasks-per-node", asked["ntasks-per-node"], "1")
+    assert "\n#SBATCH " not in text[len(head) :], "an option stands below the head"
+    devices, types = 0, []
+    parts = head.split("\n#SBATCH hetjob\n")
+    for part in parts:
+        found = re.findall(r"^#SBATCH --([a-z-]+)=?(\S*)$", part, re.MULTILINE)
+        asked = dict(found)
+        # A component's first line may stand at its very beginning.
+        lines = f"\n{part}".count("\n#SBATCH ")
+        same("every #SBATCH line", (len(found), len(asked)), (lines, lines))
+        wanted = asked.get("gpus-per-node") or asked["cpus-per-task"]
+        kind, _, each = wanted.rpartition(":")
+        devices += int(asked["nodes"]) * int(each)
+        types.append([int(asked["nodes"]), kind])
+        same("ntasks-per-node", asked["ntasks-per-node"], "1")
+    same("devices", devices, plan["cluster"]["num_devices"])
+    runs = plan["cluster"]["host_types"]
+    if runs:
+        chips = [[count, kind.rpartition("-")[0]] for count, kind in runs]
+        same("components", types, chips)
+        same("step", f"srun --het-group=0-{len(parts) - 1} " in text, True)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ class Loop:
         eval_data: Batches to evaluate; None for none.
         callbacks: Called in this order.
         signals: Those that end the run; None to listen to none.
+        averaged: Evaluate the average of the weights, where the plan keeps one.
     """
 
     prepared: Prepared
@@ -45,6 +46,7 @@ class Loop:
     eval_data: Sequence[Batch | BatchPart] | None
     callbacks: Sequence[Callback] = ()
     signals: StopSignals | None = None
+    averaged: bool = True
 
     def train(
         self,
@@ -190,9 +192,13 @@ class Loop:
         """Mean loss of the batches to evaluate, if that is due."""
         if self.eval_data is None or not due:
             return None
-        losses = [self.prepared.evaluate(batch) for batch in self.eval_data]
-        if self.prepared.process == 0:
-            _LOG.info("evaluation after step %d: loss %.4f", done, fmean(losses))
+        prepared = self.prepared
+        averaged = self.averaged and prepared.keeps_average
+        with prepared.weights_of(averaged):
+            losses = [prepared.evaluate(batch) for batch in self.eval_data]
+        if prepared.process == 0:
+            text = "evaluation of the average" if averaged else "evaluation"
+            _LOG.info("%s after step %d: loss %.4f", text, done, fmean(losses))
         return fmean(losses)
 
     def _save_or_check(

@@ -74,6 +74,7 @@ def run_words(arguments: Mapping[str, Any]) -> list[str]:
         "background_checkpoints",
         "keep_best",
         "allow_missing_weights",
+        "last_weights",
         "allow_remote_code",
         "force",
     ):
@@ -121,14 +122,24 @@ def submit(
     Raises:
         ExportError: If SLURM cannot express the plan.
         PlanFileError: If the script cannot be written.
-        ExecutionError: If there is no sbatch, or it refuses.
+        ExecutionError: If there is no sbatch, it refuses, or options were given for a
+            job of several components.
     """
     from planner.export.registry import require_expressible
     from planner.export.slurm import slurm_script
+    from planner.export.torchrun import placed
     from planner.schema import write_atomically
     from planner.targets import get_target
 
     require_expressible(get_target("slurm"), plan)
+    components = len(placed(plan).kinds)
+    if options and components > 1:
+        raise ExecutionError(
+            f"--sbatch {options[0].removeprefix('--')} with hosts of several types: "
+            f"the job has {components} components, and sbatch gives options to the "
+            f"first alone; set them for all in the environment, such as "
+            f"SBATCH_PARTITION=gpu, or in a script of meshwright export --to slurm"
+        )
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         raise ExecutionError(

@@ -95,6 +95,7 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         allow_missing_weights=arguments.get("allow_missing_weights", False),
         save_hf=arguments.get("save_hf"),
         save_dtype=arguments.get("save_dtype"),
+        last_weights=arguments.get("last_weights", False),
         on_step=lambda report: emit({"step": report.step, "loss": report.loss}),
         callbacks=_callbacks(arguments),
         keep_best=arguments.get("keep_best", False),

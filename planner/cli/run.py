@@ -178,6 +178,9 @@ class RunCommand:
     """New folder for the weights at the end, which transformers loads."""
     save_dtype: OptionalDtype = None
     """Numbers of --save-hf; by default those of the parameters."""
+    last_weights: bool = False
+    """Evaluate and save the last weights, although the plan keeps an average of them
+    (--ema of plan), of which evaluations and --save-hf are otherwise."""
     keep_checkpoints: KeepLast = 2
     """Number of latest checkpoints to keep."""
     keep_best: bool = False
@@ -385,6 +388,7 @@ class RunCommand:
             "allow_missing_weights": self.allow_missing_weights,
             "save_hf": str(Path(folder).absolute()) if folder else None,
             "save_dtype": self.save_dtype,
+            "last_weights": self.last_weights,
         }
 
     def _model(self, plan: Plan) -> str:

@@ -113,6 +113,7 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
         ("--on-nonfinite", options.on_nonfinite != "stop", "leave it out"),
         ("--signal", options.signal, "leave it out"),
         ("--keep-best", options.keep_best, "leave it out"),
+        ("--last-weights", options.last_weights, "leave it out"),
     ):
         if given:
             raise ExecutionError(

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,8 @@ from planner.schema.probe import ProbeDocument
 from planner.units import format_bytes, format_count, format_seconds
 
 __all__ = ["Cluster"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,12 +355,8 @@ class Cluster:
     def reference(self) -> ClusterReference:
         """Reference that a plan keeps of this cluster."""
         counts = np.bincount(self.type_index, minlength=len(self.device_types))
-        hosts: list[tuple[int, int]] = []
-        for group in self.document.hosts:
-            before = 0
-            if hosts and hosts[-1][1] == group.devices_per_host:
-                before = hosts.pop()[0]
-            hosts.append((before + group.count, group.devices_per_host))
+        groups = self.document.hosts
+        types = _runs((group.count, group.device) for group in groups)
         return ClusterReference(
             name=self.name,
             ref=self.ref,
@@ -368,7 +366,8 @@ class Cluster:
                 for device, count in zip(self.device_types, counts, strict=True)
                 if count
             },
-            hosts=tuple(hosts),
+            hosts=_runs((group.count, group.devices_per_host) for group in groups),
+            host_types=types if len(types) > 1 else (),
             aggregating=tuple(
                 level.name for level in self.document.levels if level.aggregates
             ),
@@ -545,6 +544,14 @@ def _describe(
         rows["collectives"] = f"{len(document.collectives)} measured"
     rows["numbers from"] = document.calibration
     return rows
+
+
+def _runs(groups: Iterable[tuple[int, T]]) -> tuple[tuple[int, T], ...]:
+    """Join neighbours that are alike: (how many, what they are)."""
+    return tuple(
+        (sum(count for count, _ in run), kind)
+        for kind, run in itertools.groupby(groups, key=lambda group: group[1])
+    )
 
 
 def _headline(device: DeviceType) -> tuple[str, float]:

@@ -1,20 +1,22 @@
 """The plan and objects of Kubernetes: a JobSet, or a TrainJob of Kubeflow Trainer.
 
 Written for ``jobset.x-k8s.io/v1alpha2``, as of JobSet 0.10: one indexed Job with a pod
-a host, whose first pod has a name of its own in the JobSet's subdomain. And for
+a host, whose first pod has a name of its own in the JobSet's subdomain; one Job for
+each run of hosts with devices of one type, where there are several. And for
 Kubeflow Trainer 2.3, ``trainer.kubeflow.org/v1alpha1``: its runtime
 ``torch-distributed`` sets PET_NNODES and its kin, which torchrun reads by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import ExportError
 from planner.export.texts import run_name, yaml_text
 from planner.export.torchrun import placed, torchrun_command
-from planner.targets.rules import device_resource
+from planner.targets.rules import device_resource, is_cpu, node_label
 
 if TYPE_CHECKING:
     from planner.schema import Plan
@@ -53,28 +55,35 @@ Yours to set:
 and, where your cluster wants them: namespace, tolerations, CPU and memory, a volume for
 data and checkpoints."""
 
-#: Kubernetes numbers the pods of an indexed Job from 0.
-_RANK = 'export NODE_RANK="$JOB_COMPLETION_INDEX"\n'
-
+_LABELS = """
+Nodes of each type are chosen by labels that GPU feature discovery or AMD's labeller
+writes; kubectl get nodes --show-labels shows yours:
+  {labels}"""
 
 _TRAIN_JOB_SCRIPT = _INSTALL + 'exec torchrun --no-python meshwright run "$PLAN" "$@"\n'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pods:
-    """One pod a host.
+    """One pod a host, for a run of hosts with devices of one type.
 
     Attributes:
         name: Name of all objects.
+        job: Name of the Job that these pods are of.
+        before: Number of pods of the jobs before it.
         count: Number of pods.
         devices: Ranks in each.
         resource: Kubernetes' name of a device, ``nvidia.com/gpu``.
+        selector: Labels of their nodes; empty if any node with the resource will do.
     """
 
     name: str
+    job: str
+    before: int
     count: int
     devices: int
     resource: str
+    selector: Mapping[str, str]
 
     @property
     def image(self) -> str:
@@ -87,28 +96,62 @@ class _Pods:
         kind = "requests" if self.resource == "cpu" else "limits"
         return {kind: {self.resource: str(self.devices)}}
 
+    @property
+    def rank(self) -> str:
+        """Lines that set a pod's number; Kubernetes numbers those of a Job from 0."""
+        if not self.before:
+            return 'export NODE_RANK="$JOB_COMPLETION_INDEX"\n'
+        # Not by $((…)): Kubernetes has a meaning for $(NAME) itself.
+        add = f"((NODE_RANK = {self.before} + JOB_COMPLETION_INDEX))"
+        return f"{add}\nexport NODE_RANK\n"
 
-def _pods_of(plan: Plan) -> _Pods:
-    """The pods of a plan.
+
+def _pods_of(plan: Plan) -> list[_Pods]:
+    """The pods of a plan, one entry for each run of hosts with devices of one type.
 
     Raises:
         ExportError: If ranks are not the same on every host, or nobody knows what the
             devices are called.
     """
     placement = placed(plan)
-    kinds = tuple(plan.cluster.device_types)
-    resource = device_resource(kinds[0]) if len(kinds) == 1 else None
-    if resource is None:
-        raise ExportError(
-            f"cluster.device_types={', '.join(kinds)}: pods ask for one kind of device "
-            f"that Kubernetes has a name for; plan for such a cluster"
+    several = len(placement.kinds) > 1
+    found: list[_Pods] = []
+    for index, (count, kind) in enumerate(placement.kinds):
+        resource = device_resource(kind)
+        if resource is None:
+            raise ExportError(
+                f"cluster.device_types={', '.join(plan.cluster.device_types)}: pods "
+                f"ask for a kind of device that Kubernetes has a name for; plan for "
+                f"such a cluster"
+            )
+        pods = _Pods(
+            name=run_name(plan),
+            job=f"node-{index}" if several else "node",
+            before=sum(pods.count for pods in found),
+            count=count,
+            devices=len(placement.local),
+            resource=resource,
+            selector=_selector(plan, kind),
         )
-    return _Pods(
-        name=run_name(plan),
-        count=len(placement.hosts),
-        devices=len(placement.local),
-        resource=resource,
-    )
+        found.append(pods)
+    return found
+
+
+def _selector(plan: Plan, kind: str) -> dict[str, str]:
+    """Labels of nodes with a device type, where the cluster has others, too.
+
+    Raises:
+        ExportError: If they are not known.
+    """
+    if len(plan.cluster.device_types) == 1 or is_cpu(kind):
+        return {}
+    label = node_label(kind)
+    if label is None:
+        raise ExportError(
+            f"device type {kind}: it is not known how nodes of Kubernetes with it are "
+            f"labelled; plan for hosts of one type"
+        )
+    return dict((label,))
 
 
 def _config_map(plan: Plan, name: str) -> dict[str, Any]:
@@ -158,44 +201,52 @@ def export_jobset(plan: Plan) -> dict[str, str]:
         ExportError: If ranks are not the same on every host, nobody knows what the
             devices are called, or the plan is larger than a ConfigMap may be.
     """
-    pods = _pods_of(plan)
-    script = _INSTALL + _RANK + f'exec {torchrun_command(plan)} "$PLAN" "$@"\n'
-    node = {"name": "node", "replicas": 1, "template": {"spec": _job(pods, script)}}
+    runs = _pods_of(plan)
+    name = run_name(plan)
+    first = f"{name}-{runs[0].job}-0-0.{name}"
+    command = f'exec {torchrun_command(plan)} "$PLAN" "$@"\n'
+    jobs = []
+    for pods in runs:
+        job = _job(pods, _INSTALL + pods.rank + command, first)
+        jobs.append({"name": pods.job, "replicas": 1, "template": {"spec": job}})
     spec = {
-        "network": {"enableDNSHostnames": True, "subdomain": pods.name},
+        "network": {"enableDNSHostnames": True, "subdomain": name},
         "failurePolicy": {"maxRestarts": 0},
-        "replicatedJobs": [node],
+        "replicatedJobs": jobs,
     }
     note = "\nWith --checkpoint-dir and --resume, maxRestarts may be above 0."
+    labels = {f"{key}={value}" for pods in runs for key, value in pods.selector.items()}
+    if labels:
+        note += _LABELS.format(labels="\n  ".join(sorted(labels)))
     kind = ("jobset.x-k8s.io/v1alpha2", "JobSet")
-    return _files(plan, pods, kind, spec, "jobset.yaml", note)
+    return _files(plan, kind, spec, "jobset.yaml", note)
 
 
 def _files(
     plan: Plan,
-    pods: _Pods,
     kind: tuple[str, str],
     spec: dict[str, Any],
     file: str,
     note: str = "",
 ) -> dict[str, str]:
     """The plan, and a file of an object and the ConfigMap that it mounts."""
-    version, name = kind
+    version, word = kind
+    name = run_name(plan)
     text = yaml_text(
         {
             "apiVersion": version,
-            "kind": name,
-            "metadata": {"name": pods.name},
+            "kind": word,
+            "metadata": {"name": name},
             "spec": spec,
         },
-        _config_map(plan, pods.name),
+        _config_map(plan, name),
         header=_HEADER.format(label=plan.strategy.label(), file=file) + note,
     )
     return {"plan.json": plan.to_json(), file: text}
 
 
-def _job(pods: _Pods, script: str) -> dict[str, Any]:
-    first = f"{pods.name}-node-0-0.{pods.name}"
+def _job(pods: _Pods, script: str, first: str) -> dict[str, Any]:
+    chosen = {"nodeSelector": dict(pods.selector)} if pods.selector else {}
     container = {
         "name": "node",
         "image": pods.image,
@@ -217,6 +268,7 @@ def _job(pods: _Pods, script: str) -> dict[str, Any]:
         "template": {
             "spec": {
                 "restartPolicy": "Never",
+                **chosen,
                 "containers": [container],
                 "volumes": _volumes(pods.name),
             }
@@ -230,9 +282,9 @@ def export_kubeflow(plan: Plan) -> dict[str, str]:
     Raises:
         ExportError: As :func:`export_jobset`.
     """
-    pods = _pods_of(plan)
+    (pods,) = _pods_of(plan)
     kind = ("trainer.kubeflow.org/v1alpha1", "TrainJob")
-    return _files(plan, pods, kind, _spec(pods), "trainjob.yaml")
+    return _files(plan, kind, _spec(pods), "trainjob.yaml")
 
 
 def _spec(pods: _Pods) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def case_of(plan: Plan) -> Case:
         spatial_sizes=plan.model.spatial_sizes,
         backend="gloo" if any(map(is_cpu, plan.cluster.device_types)) else "nccl",
         device_types=tuple(plan.cluster.device_types),
+        host_types=plan.cluster.host_types,
         num_experts=plan.model.experts,
     )
 

@@ -81,6 +81,8 @@ class ClusterReference(Document):
             that was built in Python.
         device_types: Device type name to number of devices in the cluster.
         hosts: Runs of equal hosts in order: (how many, devices in each).
+        host_types: Runs of hosts whose devices are of one type, in order: (how many
+            hosts, name of the type). Empty where all devices are of one type.
         aggregating: Names of network levels whose switches add up what hosts send.
         fingerprint: Of the cluster document.
     """
@@ -90,6 +92,7 @@ class ClusterReference(Document):
     num_devices: Count
     device_types: dict[str, Count]
     hosts: tuple[tuple[Count, Count], ...] = ()
+    host_types: tuple[tuple[Count, str], ...] = ()
     aggregating: tuple[str, ...] = ()
     fingerprint: str
 
@@ -99,6 +102,25 @@ class ClusterReference(Document):
         if self.hosts and held != self.num_devices:
             raise ValueError(
                 f"hosts hold {held} devices, num_devices is {self.num_devices}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _types_of_all_hosts(self) -> ClusterReference:
+        if not self.host_types:
+            return self
+        have = sum(count for count, _ in self.host_types)
+        want = sum(count for count, _ in self.hosts)
+        if have != want:
+            raise ValueError(
+                f"host_types name the type of {have} hosts, the cluster has {want}; "
+                f"give each host one type, or leave host_types empty"
+            )
+        unknown = sorted({kind for _, kind in self.host_types} - set(self.device_types))
+        if unknown:
+            raise ValueError(
+                f"host_types name {unknown[0]!r}, which is not in device_types "
+                f"({', '.join(self.device_types)})"
             )
         return self
 

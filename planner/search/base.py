@@ -112,6 +112,7 @@ class Request:
             attention=facts.attention,
             spatial_sizes=facts.spatial_sizes,
             device_types=facts.device_types,
+            host_types=facts.host_types,
         )
 
 

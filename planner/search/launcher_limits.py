@@ -39,6 +39,7 @@ class LauncherLimits:
         attention: The kind of attention, as in :class:`planner.schema.ModelReference`.
         spatial_sizes: The same.
         device_types: Names of all device types in the cluster.
+        host_types: Runs of hosts with devices of one type, in order.
         num_experts: Experts of a layer; 0 without.
     """
 
@@ -51,6 +52,7 @@ class LauncherLimits:
     attention: str | None
     spatial_sizes: tuple[int, ...]
     device_types: tuple[str, ...] = ()
+    host_types: tuple[tuple[int, str], ...] = ()
     num_experts: int = 0
     _orders: dict[bytes, Violation | None] = field(default_factory=dict, repr=False)
 
@@ -72,6 +74,7 @@ class LauncherLimits:
                 attention=self.attention,
                 spatial_sizes=self.spatial_sizes,
                 device_types=self.device_types,
+                host_types=self.host_types,
                 num_experts=self.num_experts,
             )
         )

@@ -100,6 +100,8 @@ class Facts:
             launcher can express.
         hosts: Runs of equal hosts of the cluster: (number of hosts, devices in each).
         device_types: Device types of the cluster, in its order.
+        host_types: Runs of hosts with devices of one type, as in
+            :class:`planner.schema.ClusterReference`.
         layers: Units that are layers, for launchers; None if there are none.
         residual_blocks: Equal residual blocks, of which copies may skip some.
         chain: What keeps the units from learning by themselves.
@@ -132,6 +134,7 @@ class Facts:
     target: str = "meshwright"
     hosts: tuple[tuple[int, int], ...] = ()
     device_types: tuple[str, ...] = ()
+    host_types: tuple[tuple[int, str], ...] = ()
     layers: LayerRun | None = None
     residual_blocks: ResidualBlocks = field(default_factory=ResidualBlocks)
     chain: Chain = field(default_factory=Chain)
@@ -195,6 +198,7 @@ def gather_facts(
         target=target,
         hosts=machines.hosts if machines else (),
         device_types=tuple(machines.device_types) if machines else (),
+        host_types=machines.host_types if machines else (),
         layers=find_layers(graph.unit_names) if machines else None,
         residual_blocks=find_residual_blocks(graph),
         chain=find_chain(graph),

@@ -67,6 +67,7 @@ class _Asker:
     spatial_sizes: tuple[int, ...]
     hosts: tuple[tuple[int, int], ...]
     device_types: tuple[str, ...]
+    host_types: tuple[tuple[int, str], ...]
     num_experts: int
 
     @classmethod
@@ -127,6 +128,7 @@ class _Asker:
                     attention=self.attention,
                     num_experts=self.num_experts,
                     device_types=self.device_types,
+                    host_types=self.host_types,
                 )
             )
             if not found:

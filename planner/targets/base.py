@@ -21,6 +21,7 @@ __all__ = [
     "GROUP",
     "Case",
     "Field",
+    "HostTypes",
     "Rule",
     "Target",
     "Violation",
@@ -31,6 +32,9 @@ __all__ = [
 
 #: Runs of equal hosts in order: (number of hosts, devices in each).
 Hosts = tuple[tuple[int, int], ...]
+
+#: Runs of hosts with devices of one type, in order: (number of hosts, their type).
+HostTypes = tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,8 @@ class Case:
         attention: The kind of attention, as in :class:`planner.schema.ModelReference`.
         spatial_sizes: The same.
         device_types: Names of all types in the cluster; empty if they are not known.
+        host_types: Runs of hosts with devices of one type; empty if there is one type
+            alone, or they are not known.
         num_experts: Experts of a layer; 0 without.
     """
 
@@ -61,6 +67,7 @@ class Case:
     attention: str | None = "causal"
     spatial_sizes: tuple[int, ...] = ()
     device_types: tuple[str, ...] = ()
+    host_types: HostTypes = ()
     num_experts: int = 0
 
 

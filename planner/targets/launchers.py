@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from planner.targets.base import EVERYTHING, Target
 from planner.targets.rules import (
+    known_host_types,
+    known_products,
     known_resource,
     on_skypilot,
+    one_kind_of_core,
     one_kind_of_device,
     same_on_every_host,
     stops_on_failure,
@@ -62,17 +65,44 @@ TARGETS = (
         version="25.05",
         runs="meshwright",
         says=EVERYTHING,
-        rules=(same_on_every_host, one_kind_of_device, stops_on_failure),
+        rules=(
+            same_on_every_host,
+            known_host_types,
+            one_kind_of_core,
+            stops_on_failure,
+        ),
         limits=(
             "different numbers of devices on different hosts",
-            "devices of several types",
+            "CPU cores of several types",
             _GOES_ON,
         ),
         check="bash -n, shellcheck; run with stand-ins for sbatch, srun and scontrol",
     ),
     _KUBEFLOW,
-    # The object that a TrainJob of Kubeflow is made of.
-    replace(_KUBEFLOW, name="jobset", title="JobSet", version="v1alpha2"),
+    # The object that a TrainJob of Kubeflow is made of; one job for each run of hosts
+    # with devices of one type.
+    replace(
+        _KUBEFLOW,
+        name="jobset",
+        title="JobSet",
+        version="v1alpha2",
+        rules=(
+            same_on_every_host,
+            known_host_types,
+            one_kind_of_core,
+            known_resource,
+            known_products,
+            stops_on_failure,
+        ),
+        limits=(
+            "different numbers of devices on different hosts",
+            "CPU cores of several types",
+            "device types without a known device plugin, or of which it is not known "
+            "how nodes are labelled where there are several",
+            "a plan file of more than 1 MB",
+            _GOES_ON,
+        ),
+    ),
     # Equal machines of any cloud, torchrun on each.
     Target(
         name="skypilot",

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 from planner.targets.base import Case, Violation
 
@@ -14,11 +19,15 @@ __all__ = [
     "device_resource",
     "experts_of_own_tokens",
     "is_cpu",
+    "known_host_types",
+    "known_products",
     "known_resource",
     "no_float8",
+    "node_label",
     "offloads_parameters",
     "on_cpu",
     "on_skypilot",
+    "one_kind_of_core",
     "one_kind_of_device",
     "one_recompute",
     "only_kind",
@@ -26,6 +35,7 @@ __all__ = [
     "ranks_in_order",
     "same_on_every_host",
     "stops_on_failure",
+    "used_kinds",
     "whole_hosts",
 ]
 
@@ -37,17 +47,20 @@ _DEVICES_PER_MACHINE = {"gb200-186": 4, "gb300-279": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Devices of the ranks, the same on every host.
+    """Devices of the ranks, at the same places of every host.
 
     Attributes:
         hosts: Indices of the hosts that are used, ascending.
         local: Devices of each of these hosts, by their number inside the host.
         whole: Whether every host that is used is used with all of its devices.
+        kinds: Runs of hosts that are used whose devices are of one type, in order:
+            (number of hosts, name of the type; empty if it is not known).
     """
 
     hosts: tuple[int, ...]
     local: tuple[int, ...]
     whole: bool
+    kinds: tuple[tuple[int, str], ...] = ()
 
 
 def placement_of(case: Case) -> Placement | Violation:
@@ -58,15 +71,15 @@ def placement_of(case: Case) -> Placement | Violation:
     """
     ids = sorted(case.strategy.device_ids())
     value = str([list(run) for run in case.strategy.device_ranges] or "in order")
-    sizes = _machines(case)
-    if not sizes:
+    machines = _machines(case)
+    if not machines:
         return Violation(
             field="cluster.hosts",
             value="()",
             why="it is not known which ranks share a host",
             remedy="plan again with this version of Meshwright",
         )
-    place = [(h, i) for h, size in enumerate(sizes) for i in range(size)]
+    place = [(h, i) for h, (size, _) in enumerate(machines) for i in range(size)]
     local: dict[int, list[int]] = {}
     for device in ids:
         host, index = place[device]
@@ -92,18 +105,25 @@ def placement_of(case: Case) -> Placement | Violation:
     return Placement(
         hosts=tuple(local),
         local=tuple(first),
-        whole=all(len(first) == sizes[host] for host in local),
+        whole=all(len(first) == machines[host][0] for host in local),
+        kinds=tuple(
+            (len(list(run)), kind)
+            for kind, run in itertools.groupby(machines[host][1] for host in local)
+        ),
     )
 
 
-def _machines(case: Case) -> list[int]:
-    """Return the number of devices of each host with its own operating system."""
+def _machines(case: Case) -> list[tuple[int, str]]:
+    """Return devices and type of each host with its own operating system."""
     sizes = [size for count, size in case.hosts for _ in range(count)]
-    kind = case.device_types[0] if len(case.device_types) == 1 else ""
-    each = _DEVICES_PER_MACHINE.get(kind, 0)
-    if not each or any(size % each for size in sizes):
-        return sizes
-    return [each for size in sizes for _ in range(size // each)]
+    kinds = [kind for count, kind in case.host_types for _ in range(count)]
+    kinds = kinds or [only_kind(case) or ""] * len(sizes)
+    machines = []
+    for size, kind in zip(sizes, kinds, strict=True):
+        each = _DEVICES_PER_MACHINE.get(kind, size)
+        each = size if size % each else each
+        machines += [(each, kind)] * (size // each)
+    return machines
 
 
 def same_on_every_host(case: Case) -> Violation | None:
@@ -233,15 +253,55 @@ def one_kind_of_device(case: Case) -> Violation | None:
         value=", ".join(case.device_types),
         why="the launcher hands out equal machines in an order of its own, and this "
         "plan has a place for each type",
-        remedy="plan for the devices of one type, or start run.sh of the target "
-        "torchrun on each host",
+        remedy="plan for the devices of one type, use the target slurm or jobset, or "
+        "start run.sh of the target torchrun on each host",
+    )
+
+
+def used_kinds(case: Case) -> tuple[str, ...]:
+    """Return the types of the devices that are used, in the order of hosts.
+
+    They are all types of the cluster where devices are not placed yet.
+    """
+    if not case.placed or not case.host_types:
+        return case.device_types
+    found = placement_of(case)
+    if isinstance(found, Violation):
+        return case.device_types
+    return tuple(dict.fromkeys(kind for _, kind in found.kinds))
+
+
+def known_host_types(case: Case) -> Violation | None:
+    """Require the type of each host, for launchers that ask for hosts by it."""
+    if len(case.device_types) < 2 or case.host_types:
+        return None
+    return Violation(
+        field="cluster.device_types",
+        value=", ".join(case.device_types),
+        why="the plan does not name the type of each host (cluster.host_types)",
+        remedy="plan again with this version of Meshwright",
+    )
+
+
+def one_kind_of_core(case: Case) -> Violation | None:
+    """Require hosts of one type among those that compute on CPU cores."""
+    cores = [kind for kind in case.device_types if is_cpu(kind)]
+    if len(cores) < 2 or not any(map(is_cpu, used_kinds(case))):
+        return None
+    return Violation(
+        field="cluster.device_types",
+        value=", ".join(cores),
+        why="jobs ask for CPU cores of any type",
+        remedy="plan for CPU cores of one type, or start run.sh of the target torchrun "
+        "on each host",
     )
 
 
 def known_resource(case: Case) -> Violation | None:
     """Require devices that Kubernetes has a name for."""
-    kind = only_kind(case)
-    if kind is None or device_resource(kind) is not None:
+    unknown = (kind for kind in used_kinds(case) if device_resource(kind) is None)
+    kind = next(unknown, None)
+    if kind is None:
         return None
     return Violation(
         field="cluster.device_types",
@@ -249,6 +309,45 @@ def known_resource(case: Case) -> Violation | None:
         why="it is not known what a device plugin of Kubernetes calls it",
         remedy="give the device in the cluster file the name of a type that is "
         "shipped, such as h100-80 or mi300x-192",
+    )
+
+
+@cache
+def _node_labels() -> Mapping[str, tuple[str, str]]:
+    """Label of nodes and its value, by device type.
+
+    GPU feature discovery of NVIDIA and the node labeller of AMD write them.
+    Source: docs/gpu-feature-discovery of github.com/NVIDIA/k8s-device-plugin, which
+    makes the value of the product's name with dashes for spaces;
+    github.com/ROCm/k8s-device-plugin.
+    """
+    text = files("planner.targets").joinpath("node_labels.csv")
+    rows = csv.DictReader(text.read_text(encoding="utf-8").splitlines())
+    return {row["device_type"]: (row["label"], row["value"]) for row in rows}
+
+
+def node_label(kind: str) -> tuple[str, str] | None:
+    """Return the label, and its value, of nodes of Kubernetes with a device type.
+
+    None if it is not known; CPU cores have none.
+    """
+    return _node_labels().get(kind)
+
+
+def known_products(case: Case) -> Violation | None:
+    """Require types that labels of nodes tell apart, where there are several."""
+    if len(case.device_types) < 2 or not case.placed:
+        return None
+    kinds = [kind for kind in used_kinds(case) if not is_cpu(kind)]
+    unknown = [kind for kind in kinds if node_label(kind) is None]
+    if not unknown:
+        return None
+    return Violation(
+        field="cluster.device_types",
+        value=unknown[0],
+        why="it is not known how nodes of Kubernetes with it are labelled "
+        "(nvidia.com/gpu.product), and the cluster has other types, too",
+        remedy=f"plan for one of {', '.join(_node_labels())}, or for hosts of one type",
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.shell import ask
-from tests.export.plans import HOSTILE, PLANS, named
+from tests.export.plans import HOSTILE, MIXED, PLANS, named
 from tests.plans import TINY
 
 _SBATCH = """#!/bin/sh
@@ -57,7 +57,7 @@ def test_a_script_is_written_and_submitted(
         *("run", plan_file, "--on", "slurm", "--steps", "20", "--seed", "3"),
         *("--model", f"hf:{TINY}", "--checkpoint-dir", "states", "--resume"),
         *("--sbatch", "partition=gpu b", "--sbatch", "exclusive", "--measure"),
-        *("--check-first-step", "--check-replicas-every", "5"),
+        *("--check-first-step", "--check-replicas-every", "5", "--last-weights"),
     )
     assert answer.code == 0, answer.err
     script = plan_file.with_suffix(".sbatch")
@@ -69,7 +69,7 @@ def test_a_script_is_written_and_submitted(
         *("--rank-timeout-s", "30.0"),
         *("--checkpoint-dir", str(tmp_path / "states")),
         *("--check-replicas-every", "5", "--keep-last", "2"),
-        *("--measure", "--check-first-step", "--resume"),
+        *("--measure", "--check-first-step", "--last-weights", "--resume"),
     ]
     text = script.read_text()
     assert "#SBATCH --nodes=4\n" in text
@@ -105,7 +105,7 @@ def test_what_is_submitted_is_what_run_understands(
             "--resume",
             "step-000003",
         ),
-        *("--keep-last", "5", "--background-checkpoints"),
+        *("--keep-last", "5", "--background-checkpoints", "--last-weights"),
     )
     answer = ask(capsys, "run", plan_file, "--on", "slurm", *flags)
     told = answer.json
@@ -175,3 +175,20 @@ def test_a_plan_that_slurm_cannot_say(
     error = ask(capsys, "run", path, "--on", "slurm").error
     assert "cluster.device_types=h100-80, a100-80" in error
     assert not record.exists()
+
+
+def test_options_for_the_first_component_alone_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = _stand_in(_SBATCH, tmp_path, monkeypatch)
+    path = tmp_path / "plan.json"
+    MIXED.save(path)
+    command = ("run", path, "--on", "slurm", "--model", f"hf:{TINY}")
+    error = ask(capsys, *command, "--sbatch", "partition=gpu").error
+    assert "--sbatch partition=gpu with hosts of several types" in error
+    assert "3 components" in error
+    assert "SBATCH_PARTITION=gpu" in error
+    assert not record.exists()
+    assert ask(capsys, *command).code == 0
+    script = path.with_suffix(".sbatch").read_text()
+    assert script.count("#SBATCH hetjob\n") == 2

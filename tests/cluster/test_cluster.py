@@ -25,6 +25,19 @@ def test_reference_counts_device_types() -> None:
     assert reference.device_types == {"rtx3090-24": 3, "rtx4090-24": 2}
     assert reference.num_devices == 5
     assert reference.ref == "internet-pcs:5"
+    assert sum(count for count, _ in reference.host_types) == 5
+    assert {kind for _, kind in reference.host_types} == {"rtx3090-24", "rtx4090-24"}
+
+
+def test_reference_names_the_type_of_each_host() -> None:
+    boxes = [Cluster.parse(name) for name in ("dgx-a100:2", "dgx-h100:1", "dgx-a100:3")]
+    wan = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-3)
+    mixed = Cluster.mixed(*boxes, level=wan).reference()
+    first, second = boxes[0].device_types[0].name, boxes[1].device_types[0].name
+    assert mixed.host_types == ((2, first), (1, second), (3, first))
+    assert mixed.hosts == ((6, 8),)
+    # One type needs no naming.
+    assert boxes[2].reference().host_types == ()
 
 
 def test_large_clusters_hold_nothing_of_size_n_squared() -> None:

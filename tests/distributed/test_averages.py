@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from executors import build_model, prepare
+from executors import build_model, prepare, run
 from executors.data import synthetic_batch
 from executors.dryrun import dry_run
 from executors.losses import LossFunction
@@ -39,8 +40,8 @@ def train(plan_json: str, steps: int, folder: str) -> tuple[float, float, float]
         return first, averaged, training.evaluate(held_out)
 
 
-def _alone(plan: Plan, steps: int) -> float:
-    """Evaluation of torch's average of the weights in one process."""
+def _alone(plan: Plan, steps: int) -> tuple[float, dict[str, torch.Tensor]]:
+    """Evaluation of torch's average of the weights in one process, and its values."""
     model = build_model(lambda: build(plan.model.name))
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
@@ -57,7 +58,7 @@ def _alone(plan: Plan, steps: int) -> float:
         optimizer.step()
         average.update_parameters(model)
     with torch.no_grad():
-        return float(of(average, HELD_OUT))
+        return float(of(average, HELD_OUT)), average.module.state_dict()
 
 
 def test_the_average_is_torchs_and_goes_on_under_another_mesh(
@@ -67,9 +68,56 @@ def test_the_average_is_torchs_and_goes_on_under_another_mesh(
     after = make_plan("llama", pp=2, num_microbatches=4, schedule="1F1B", optimizer=EMA)
     pool.run(train, 4, before.to_json(), 2, str(tmp_path))
     first, averaged, again = pool.run(train, 2, after.to_json(), 4, str(tmp_path))[0]
-    assert averaged == pytest.approx(_alone(after, 4), rel=1e-4)
+    assert averaged == pytest.approx(_alone(after, 4)[0], rel=1e-4)
     assert abs(averaged - first) > 1e-3
     assert again == first
+
+
+def whole_run(plan_json: str, options: dict[str, Any]) -> Any:
+    """Evaluations of a run that evaluates after every second step."""
+    plan = Plan.from_json(plan_json)
+    result = run(
+        plan,
+        lambda: build(plan.model.name),
+        lambda step: synthetic_batch(plan.workload, step),
+        eval_data=[synthetic_batch(plan.workload, HELD_OUT)],
+        evaluate_every=2,
+        **options,
+    )
+    return result.evaluations
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+def test_a_run_evaluates_and_saves_the_average(
+    pool: Pool, tmp_path: Path, offload: str
+) -> None:
+    mesh = {"dp_shard": 2, "tp": 2, "zero_stage": 3}
+    plan = make_plan("llama", **mesh, optimizer=EMA, offload={"states": offload})
+    kept = {"checkpoint_dir": str(tmp_path / "kept"), "resume": True}
+
+    def ran(steps: int, name: str = "", **options: Any) -> Any:
+        options |= {"steps": steps, "save_hf": str(tmp_path / name) if name else None}
+        return pool.run(whole_run, 4, plan.to_json(), options)[0]
+
+    def saved(name: str) -> dict[str, torch.Tensor]:
+        return dict(load_file(tmp_path / name / "model.safetensors"))
+
+    whole = ran(4, "whole")
+    assert [step for step, _ in whole] == [2, 4]
+    loss, average = _alone(plan, 4)
+    assert whole[-1][1] == pytest.approx(loss, rel=1e-5)
+    for name, value in saved("whole").items():
+        torch.testing.assert_close(value, average[name], rtol=1e-4, atol=1e-5)
+    # A run that is interrupted and goes on ends with the same bits.
+    assert ran(2, **kept) == whole[:1]
+    assert ran(4, "resumed", **kept) == whole[1:]
+    for name, value in saved("resumed").items():
+        assert torch.equal(value, saved("whole")[name]), name
+    last = ran(4, "last", last_weights=True)
+    assert abs(last[-1][1] - whole[-1][1]) > 1e-3
+    name = "model.embed_tokens.weight"
+    assert not torch.equal(saved("last")[name], saved("whole")[name])
 
 
 def _kept_none(plan_json: str) -> str:

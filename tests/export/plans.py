@@ -24,7 +24,7 @@ from planner.schema import (
     Workload,
 )
 
-__all__ = ["HOSTILE", "LLAMA", "PLANS", "make_plan", "named", "on"]
+__all__ = ["HOSTILE", "LLAMA", "MIXED", "PLANS", "make_plan", "named", "on"]
 
 #: What a shell, YAML, Python or Kubernetes would misread.
 HOSTILE = (
@@ -168,10 +168,16 @@ def named(plan: Plan, name: str) -> Plan:
     )
 
 
-def on(plan: Plan, **device_types: int) -> Plan:
-    """The same plan on devices of other types; ``_`` in a name stands for ``-``."""
+def on(
+    plan: Plan, host_types: tuple[tuple[int, str], ...] = (), **device_types: int
+) -> Plan:
+    """The same plan on devices of other types; ``_`` in a name stands for ``-``.
+
+    ``host_types`` are runs of hosts with devices of one type: (how many, name).
+    """
     kinds = {kind.replace("_", "-"): count for kind, count in device_types.items()}
-    cluster = plan.cluster.model_copy(update={"device_types": kinds})
+    update = {"device_types": kinds, "host_types": host_types}
+    cluster = plan.cluster.model_copy(update=update)
     return plan.model_copy(update={"cluster": cluster})
 
 
@@ -205,3 +211,16 @@ PLANS: dict[str, Plan] = {
         mesh={"dp_shard": 4, "cp": 2}, zero_stage=3, context_algorithm="ring"
     ),
 }
+
+#: Hosts of two types, one of them between two of the other; ranks begin on the H100s.
+MIXED = on(
+    make_plan(
+        ((4, 8),),
+        mesh={"pp": 4, "dp_shard": 8},
+        schedule="1F1B",
+        device_ranges=((16, 24), (0, 16), (24, 32)),
+    ),
+    ((2, "a100-80"), (1, "h100-80"), (1, "a100-80")),
+    a100_80=24,
+    h100_80=8,
+)

@@ -17,7 +17,7 @@ from planner.export.texts import label_name, run_name
 from planner.schema import Plan, Stage
 from planner.targets import get_target
 from tests.export.golden_files import check_golden
-from tests.export.plans import HOSTILE, PLANS, make_plan, named, on
+from tests.export.plans import HOSTILE, MIXED, PLANS, make_plan, named, on
 
 #: Of each target the file beside plan.json.
 FILES = {
@@ -29,6 +29,8 @@ FILES = {
     "ray": "train.py",
 }
 CLUSTER = frozenset(FILES) - {"torchrun"}
+#: Those that are told the type of each host.
+TYPED = ("jobset", "slurm")
 LABEL = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 CPU = make_plan(((1, 4),), "cpu", mesh={"dp_replicate": 4})
 
@@ -51,6 +53,9 @@ def _shell(plan: Plan, target: str) -> list[str]:
     first = _documents(plan, target)[0]
     if target == "skypilot":
         return [first["setup"], first["run"]]
+    if target == "jobset":
+        pods = [_pod(one) for one in first["spec"]["replicatedJobs"]]
+        return [pod["containers"][0]["command"][2] for pod in pods]
     return [_container(first)["command"][2]]
 
 
@@ -58,15 +63,24 @@ def _container(job: dict[str, Any]) -> dict[str, Any]:
     if job["kind"] == "TrainJob":
         trainer: dict[str, Any] = job["spec"]["trainer"]
         return trainer
-    template = job["spec"]["replicatedJobs"][0]["template"]
-    container: dict[str, Any] = template["spec"]["template"]["spec"]["containers"][0]
+    container: dict[str, Any] = _pod(job["spec"]["replicatedJobs"][0])["containers"][0]
     return container
+
+
+def _pod(job: dict[str, Any]) -> dict[str, Any]:
+    pod: dict[str, Any] = job["template"]["spec"]["template"]["spec"]
+    return pod
 
 
 @pytest.mark.parametrize("target", sorted(FILES))
 @pytest.mark.parametrize("name", ["pipeline", "tensor"])
 def test_golden_files(target: str, name: str) -> None:
     check_golden(PLANS[name], target, name)
+
+
+@pytest.mark.parametrize("target", TYPED)
+def test_golden_files_of_unlike_hosts(target: str) -> None:
+    check_golden(MIXED, target, "mixed")
 
 
 @pytest.mark.parametrize("target", sorted(set(FILES) - {"ray"}))
@@ -217,10 +231,130 @@ def test_ray_numbers_ranks_by_host() -> None:
 
 
 @pytest.mark.parametrize("target", sorted(CLUSTER))
-def test_devices_of_two_types_are_refused(target: str) -> None:
+def test_hosts_of_unknown_types_are_refused(target: str) -> None:
     plan = on(PLANS["zero3"], h100_80=8, a100_80=8)
     with pytest.raises(ExportError, match=r"cluster\.device_types=h100-80, a100-80: "):
         export_files(plan, target)
+
+
+@pytest.mark.parametrize("target", sorted(CLUSTER - {*TYPED}))
+def test_unlike_hosts_are_refused(target: str) -> None:
+    with pytest.raises(ExportError, match=r"types=a100-80, h100-80: .*slurm or jobset"):
+        export_files(MIXED, target)
+
+
+@pytest.mark.parametrize("target", TYPED)
+@pytest.mark.parametrize("plan", [MIXED, named(MIXED, HOSTILE)])
+def test_bash_parses_scripts_of_unlike_hosts(target: str, plan: Plan) -> None:
+    for script in _shell(plan, target):
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_slurm_has_a_component_for_each_run_of_like_hosts() -> None:
+    script = _text(MIXED, "slurm")
+    head, body = script.split("\nset -euo pipefail\n")
+    asked = [
+        re.findall(r"^#SBATCH --(nodes|gpus-per-node)=(\S+)$", part, re.MULTILINE)
+        for part in head.split("#SBATCH hetjob\n")
+    ]
+    assert asked == [
+        [("nodes", "2"), ("gpus-per-node", "a100:8")],
+        [("nodes", "1"), ("gpus-per-node", "h100:8")],
+        [("nodes", "1"), ("gpus-per-node", "a100:8")],
+    ]
+    assert head.count("#SBATCH --exclusive\n") == 3
+    assert head.count("#SBATCH --ntasks-per-node=1\n") == 3
+    assert "srun --het-group=0-2 " in body
+    assert '"$SLURM_JOB_NODELIST_HET_GROUP_0"' in body
+    # In a component, SLURM_NODEID begins at 0 again.
+    assert 'NODE_RANK="$SLURM_PROCID"' in body
+
+
+def test_slurm_asks_for_the_type_that_a_plan_uses() -> None:
+    ranges = ((0, 16), (24, 32))
+    part = make_plan(((4, 8),), mesh={"dp_shard": 24}, device_ranges=ranges)
+    plan = part.model_copy(update={"cluster": MIXED.cluster})
+    script = _text(plan, "slurm")
+    assert "#SBATCH --nodes=3\n" in script
+    assert "#SBATCH --gpus-per-node=a100:8\n" in script
+    assert "het" not in script
+    (job,) = _documents(plan, "jobset")[0]["spec"]["replicatedJobs"]
+    assert job["name"] == "node"
+    assert _pod(job)["nodeSelector"] == {
+        "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"
+    }
+
+
+def test_slurm_tells_memories_of_one_chip_apart() -> None:
+    types = ((1, "a100-40"), (1, "a100-80"))
+    script = _text(on(PLANS["zero3"], types, a100_40=8, a100_80=8), "slurm")
+    assert re.findall(r"gpus-per-node=(\S+)", script) == ["a100-40:8", "a100-80:8"]
+
+
+def test_racks_beside_hosts_are_as_many_machines_as_they_have() -> None:
+    plan = make_plan(((1, 72), (2, 4)), mesh={"dp_shard": 80}, zero_stage=3)
+    types = ((1, "gb200-186"), (2, "h100-80"))
+    script = _text(on(plan, types, gb200_186=72, h100_80=8), "slurm")
+    assert re.findall(r"^#SBATCH --nodes=(\d+)$", script, re.MULTILINE) == ["18", "2"]
+
+
+def test_pods_of_unlike_hosts_are_numbered_through(tmp_path: Path) -> None:
+    jobset = _documents(MIXED, "jobset")[0]
+    name, jobs = jobset["metadata"]["name"], jobset["spec"]["replicatedJobs"]
+    stub = tmp_path / "torchrun"
+    stub.write_text('#!/bin/sh\necho "$NODE_RANK"\n')
+    stub.chmod(0o755)
+    ranks, products = [], []
+    for job in jobs:
+        (container,) = _pod(job)["containers"]
+        env = {entry["name"]: entry["value"] for entry in container["env"]}
+        assert env["MASTER_ADDR"] == f"{name}-node-0-0-0.{name}"
+        for index in range(job["template"]["spec"]["completions"]):
+            ran = subprocess.run(
+                ["bash", "-c", container["command"][2]],
+                env=env
+                | {
+                    "PATH": f"{tmp_path}:/usr/bin:/bin",
+                    "JOB_COMPLETION_INDEX": str(index),
+                    "MESHWRIGHT_INSTALL": "",
+                },
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            ranks.append(ran.stdout.strip())
+            products.append(_pod(job)["nodeSelector"]["nvidia.com/gpu.product"])
+    assert ranks == ["0", "1", "2", "3"]
+    a100, h100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
+    assert products == [a100, a100, h100, a100]
+    assert all("$(" not in script for script in _shell(MIXED, "jobset"))
+
+
+def test_images_are_those_of_each_vendor() -> None:
+    types = ((1, "mi300x-192"), (1, "h100-80"))
+    plan = on(PLANS["zero3"], types, mi300x_192=8, h100_80=8)
+    amd, nvidia = map(_pod, _documents(plan, "jobset")[0]["spec"]["replicatedJobs"])
+    assert amd["containers"][0]["image"].startswith("rocm/")
+    assert amd["nodeSelector"] == {
+        "amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"
+    }
+    assert nvidia["containers"][0]["image"].startswith("pytorch/")
+
+
+@pytest.mark.parametrize("target", TYPED)
+def test_cores_of_several_types_are_refused(target: str) -> None:
+    plan = on(PLANS["zero3"], ((1, "cpu"), (1, "cpu-old")), cpu=8, cpu_old=8)
+    with pytest.raises(ExportError, match=r"types=cpu, cpu-old: jobs ask for CPU core"):
+        export_files(plan, target)
+
+
+def test_hosts_whose_label_nobody_knows_are_refused() -> None:
+    # A device plugin hands them out, but the product's name is not known.
+    types = ((1, "h100-80"), (1, "a5500-24"))
+    plan = on(PLANS["zero3"], types, h100_80=8, a5500_24=8)
+    with pytest.raises(ExportError, match=r"types=a5500-24: .* nodes of Kubernetes"):
+        export_files(plan, "jobset")
+    assert "gpus-per-node=a5500:8" in _text(plan, "slurm")
 
 
 @pytest.mark.parametrize("target", sorted(FILES))

@@ -16,7 +16,7 @@ import yaml
 
 from planner.export import export_files
 from planner.schema import Plan
-from tests.export.plans import HOSTILE
+from tests.export.plans import HOSTILE, on
 from tests.marked import cases
 from tests.plans import TINY, local_plan
 
@@ -119,6 +119,39 @@ def test_the_batch_script_of_slurm_trains(two_nodes: Plan, tmp_path: Path) -> No
     spooled.parent.mkdir()
     spooled.write_text((tmp_path / "job.sbatch").read_text())
     script = f'exec bash "{spooled}" "$@"'
+    _check(_nodes(script, tmp_path, [environment]), tmp_path)
+
+
+#: Two components of one node: nodes are numbered in a component, tasks in the step.
+_HET_SCONTROL = """#!/bin/sh
+test "$*" = "show hostnames node1" || exit 1
+echo 127.0.0.1
+"""
+_HET_SRUN = """#!/bin/bash
+[[ $1 == --het-group=0-1 ]] || exit 1
+while [[ $1 == --* ]]; do shift; done
+for task in 0 1; do
+  SLURM_NODEID=0 SLURM_PROCID=$task "$@" & jobs+=($!)
+done
+for job in "${jobs[@]}"; do wait "$job" || exit 1; done
+"""
+
+
+@pytest.mark.slow
+def test_the_batch_script_of_unlike_hosts_trains(
+    two_nodes: Plan, tmp_path: Path
+) -> None:
+    types = ((1, "a100-80"), (1, "h100-80"))
+    on(two_nodes, types, a100_80=1, h100_80=1).export("slurm", tmp_path)
+    _executable(tmp_path / "bin" / "scontrol", _HET_SCONTROL)
+    _executable(tmp_path / "bin" / "srun", _HET_SRUN)
+    environment = _environment(tmp_path) | {
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "node1",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "node2",
+        "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+    }
+    script = f'exec bash "{tmp_path}/job.sbatch" "$@"'
     _check(_nodes(script, tmp_path, [environment]), tmp_path)
 
 

@@ -311,6 +311,9 @@ def plans(draw: st.DrawFn) -> Plan:
         calibration=draw(st.none() | names),
         target=draw(st.none() | names),
     )
+    kinds = draw(_table(st.integers(1, 100)))
+    hosts = draw(st.sampled_from([(), ((1, last + 1),), ((last + 1, 1),)]))
+    types = [(), *(((hosts[0][0], kind),) for kind in kinds if hosts)]
     return Plan(
         model=ModelReference(
             name=draw(names),
@@ -329,8 +332,9 @@ def plans(draw: st.DrawFn) -> Plan:
             name=draw(names),
             ref=draw(st.none() | names),
             num_devices=last + 1,
-            device_types=draw(_table(st.integers(1, 100))),
-            hosts=draw(st.sampled_from([(), ((1, last + 1),), ((last + 1, 1),)])),
+            device_types=kinds,
+            hosts=hosts,
+            host_types=draw(st.sampled_from(types)),
             fingerprint=draw(names),
         ),
         workload=Workload(
@@ -370,7 +374,7 @@ def federations(draw: st.DrawFn) -> Federation:
     count, size = draw(counts), plan.cluster.num_devices
     return Federation(
         cluster=plan.cluster.model_copy(
-            update={"num_devices": count * size + 1, "hosts": ()}
+            update={"num_devices": count * size + 1, "hosts": (), "host_types": ()}
         ),
         members=tuple(
             Member(

@@ -117,6 +117,10 @@ CASES = {
         _set("cluster", "hosts", value=[[1, 4]]),
         "field cluster: hosts hold 4 devices, num_devices is 8",
     ),
+    "types of too few hosts": (
+        _set("cluster", "host_types", value=[[3, "h100-80"]]),
+        "field cluster: host_types name the type of 3 hosts, the cluster has ",
+    ),
     "a version of tomorrow": (
         _set("schema_version", value=2),
         "schema_version 2 is newer than 1, the newest this Meshwright reads; upgrade",

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from planner import plan
+from planner.cluster import Cluster
 from planner.errors import NoFeasiblePlanError, UnknownNameError
-from planner.export.registry import require_expressible
+from planner.export.registry import export_files, require_expressible
 from planner.export.torchrun import case_of
 from planner.schema import Plan
+from planner.schema.cluster import Link
 from planner.schema.strategy import ContextAlgorithm
 from planner.search import Request, get_partitioner, partitioner_names
 from planner.search.orders import device_orders
@@ -208,6 +210,27 @@ def test_a_plan_within_limits_can_be_exported(target: str) -> None:
     )
     require_expressible(get_target(target), made)
     assert not get_target(target).violations(case_of(made))
+
+
+@pytest.mark.parametrize("target", ["slurm", "jobset"])
+def test_a_plan_for_unlike_hosts_can_be_exported(target: str) -> None:
+    boxes = [Cluster.parse(f"{name}:1") for name in ("dgx-a100-80", "dgx-h100")]
+    wire = Link(bandwidth_bytes_per_s=25e9, latency_s=5e-6)
+    made = plan(
+        gpt2_graph(),
+        Cluster.mixed(*boxes, level=wire),
+        global_batch=16,
+        partitioner="expert",
+        pin={"dp_shard": 16},
+        target=target,
+    )
+    assert made.cluster.host_types == ((1, "a100-80"), (1, "h100-80"))
+    assert not get_target(target).violations(case_of(made))
+    (text,) = (t for n, t in export_files(made, target).items() if n != "plan.json")
+    if target == "slurm":
+        assert "#SBATCH hetjob\n" in text
+    else:
+        assert "name: node-1\n" in text
 
 
 @pytest.mark.parametrize(
