@@ -1,6 +1,7 @@
 """Drawn fleets of home PCs and spot machines, divided by several rules.
 
 python -m benchmarks.federation [--fleets 50] [--seed 0] [--first 0] [--rows FILE]
+                                [--hosts 5 10] [--models gpt2-large llama3.2-1b]
 python -m benchmarks.federation --read FILE... [--markdown FILE]
 
 ``--rows`` keeps results as JSON lines, so that several processes can share the fleets;
@@ -12,14 +13,20 @@ GPT-2 large or Llama 3.2 1B, which small PCs hold together alone. Weights are ex
 every 500 steps under every rule, so that progress a sample is alike and the predicted
 mean step counts:
 
-- federation: ``planner.federate``;
+- federation: ``planner.federate``, the best of the next two;
+- rules: orders of hosts by rules, then by changes, cut by the exact dynamic program;
+- pointer: orders that the learned partitioner's pointer draws, cut alike, and no
+  changes;
+- random: as many random orders, cut alike;
 - single: the best single member, some or all of the fleet;
 - equal parts: DiLoCo on members of equally many hosts (or on the hosts that hold the
   model alone) with equal shares of the batch, over the best number of members;
 - genetic: Ravnest's clusters, with shares of the batch by speed.
 
 The spread is that of the paper's fitness, seconds in which clusters send their memory:
-of the genetic search's clusters, and of as many that ``balance`` forms. Ends with 1 if
+of the genetic search's clusters, of as many that ``balance`` forms, and of as many that
+an exact dynamic program cuts the pointer's orders into, -1 if no cut of any holds the
+model in every cluster. Ends with 1 if
 a member of a federation does not fit, or a balanced spread is larger.
 """
 
@@ -32,10 +39,11 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.tables import aligned, piped
@@ -46,10 +54,12 @@ from planner.errors import NoFeasiblePlanError
 from planner.federations import FleetPlanner, PlannedDivision, plan_divisions
 from planner.request import PlanOptions, make_request
 from planner.schema.methods.local_steps import LocalSteps
+from planner.search.base import GroupOrderer, get_partitioner
 from planner.search.federation import (
     Nodes,
     SegmentPricer,
     balance,
+    cut_evenly,
     genetic_search,
     spread_of,
 )
@@ -64,8 +74,10 @@ _HOME_MBIT = (10, 20, 50, 100, 250, 500, 1000)
 _SPOT_MBIT = (1000, 2500, 10_000)
 #: PCIe 4.0 x16 between the GPUs of a spot machine, bytes/s; its latency, seconds.
 _INSIDE, _INSIDE_S = 20e9, 1e-5
-_MODELS = (("gpt2-large", 512), ("llama3.2-1b", 512))
+_MODELS, _TOKENS = ("gpt2-large", "llama3.2-1b"), 512
 _BATCH, _PERIOD, _MOST = 256, 500, 8
+#: Orders that the pointer draws, and as many random ones.
+_DRAWN = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +113,11 @@ class Result:
         hosts: Number of hosts.
         members: Of the federation.
         fits: Whether every member of it fits in memory.
-        federation_s: Mean step; likewise single_s, equal_s and genetic_s.
+        federation_s: Mean step; likewise rules_s, pointer_s, random_s, single_s,
+            equal_s and genetic_s.
         genetic_spread: Of the paper's clusters, in seconds.
         balanced_spread: Of as many clusters by moves and swaps.
+        pointer_spread: Of as many clusters that are cut from the pointer's orders.
     """
 
     fleet: int
@@ -112,18 +126,28 @@ class Result:
     members: int
     fits: bool
     federation_s: float
+    rules_s: float
+    pointer_s: float
+    random_s: float
     single_s: float
     equal_s: float
     genetic_s: float
     genetic_spread: int
     balanced_spread: int
+    pointer_spread: int
 
 
-def draw_fleet(seed: int) -> Fleet:
-    """Draw hosts, lines and latencies."""
+def draw_fleet(seed: int, fewest: int = 5, most: int = 10) -> Fleet:
+    """Draw hosts, lines and latencies.
+
+    Args:
+        seed: Of all draws.
+        fewest: Smallest number of hosts.
+        most: Largest number of hosts.
+    """
     random = np.random.default_rng(seed)
     kinds, hosts, mbit, memory = [], [], [], []
-    for host in range(int(random.integers(5, 11))):
+    for host in range(int(random.integers(fewest, most + 1))):
         home = random.random() < 0.7
         kind = device_type(str(random.choice(_HOME if home else _SPOT)))
         count = 1 if home else int(random.choice([1, 1, 2, 4]))
@@ -153,10 +177,12 @@ def compare(number: int, graph: ModelGraph, fleet: Fleet, seed: int) -> Result:
         exchange=LocalSteps(period=_PERIOD),
     )
     pricer = SegmentPricer(make_request(graph, fleet.cluster, options))
-    try:
-        found = plan_divisions(planner, _MOST, pricer)[0]
-    except NoFeasiblePlanError:
-        found = []
+    drawn = _pointers_orders(pricer)
+    count = len(pricer.groups)
+    random = np.random.default_rng(seed)
+    shuffled = [random.permutation(count) for _ in range(_DRAWN)]
+    found = _divided(planner, pricer)
+    rules = _divided(replace(planner, orderer=None), pricer)
     hosts = _hosts(fleet.cluster)
     nodes, model_mb = fleet.nodes, int(16 * graph.num_parameters / 2**20)
     paper = genetic_search(nodes, model_mb, seed=seed)
@@ -167,13 +193,47 @@ def compare(number: int, graph: ModelGraph, fleet: Fleet, seed: int) -> Result:
         hosts=len(hosts),
         members=len(found[0].devices) if found else 0,
         fits=all(_fits(one) for one in found[:1]),
-        federation_s=found[0].step_time_s if found else math.inf,
+        federation_s=_least(found),
+        rules_s=_least(rules),
+        pointer_s=_least(_divided(planner, pricer, drawn)),
+        random_s=_least(_divided(planner, pricer, shuffled)),
         single_s=_single(planner, pricer, found),
         equal_s=_equal(planner, pricer, hosts),
         genetic_s=_balanced(planner, pricer, paper.clusters, hosts),
         genetic_spread=spread_of(paper.cluster, nodes),
         balanced_spread=spread_of(mine, nodes),
+        pointer_spread=_cut_spread(drawn, nodes, model_mb, len(paper.clusters)),
     )
+
+
+def _divided(
+    planner: FleetPlanner,
+    pricer: SegmentPricer,
+    orders: Sequence[NDArray[np.int64]] | None = None,
+) -> list[PlannedDivision]:
+    """Divisions by the planner's search, or by cuts of orders; none if none fits."""
+    try:
+        return plan_divisions(planner, _MOST, pricer, orders=orders)[0]
+    except NoFeasiblePlanError:
+        return []
+
+
+def _least(found: Sequence[PlannedDivision]) -> float:
+    return found[0].step_time_s if found else math.inf
+
+
+def _pointers_orders(pricer: SegmentPricer) -> Sequence[NDArray[np.int64]]:
+    learned = get_partitioner("learned")
+    assert isinstance(learned, GroupOrderer)
+    return learned.group_orders(pricer.request, _DRAWN)
+
+
+def _cut_spread(
+    orders: Sequence[NDArray[np.int64]], nodes: Nodes, model_mb: int, clusters: int
+) -> int:
+    """Least spread of clusters that are cut from orders; -1 if none hold the model."""
+    cut = [cut_evenly(order, nodes, model_mb, clusters) for order in orders]
+    return min((spread_of(one, nodes) for one in cut if one is not None), default=-1)
 
 
 def _hosts(cluster: Cluster) -> list[list[int]]:
@@ -297,17 +357,22 @@ def _row(one: Result) -> tuple[str, ...]:
         str(one.hosts),
         str(one.members),
         seconds(one.federation_s),
+        seconds(one.rules_s),
+        seconds(one.pointer_s),
+        seconds(one.random_s),
         seconds(one.single_s),
         seconds(one.equal_s),
         seconds(one.genetic_s),
         str(one.genetic_spread),
         str(one.balanced_spread),
+        str(one.pointer_spread),
     )
 
 
 _HEAD = (
-    *("fleet", "model", "hosts", "members", "federation s", "single s"),
-    *("equal parts s", "genetic s", "GA spread", "own spread"),
+    *("fleet", "model", "hosts", "members", "federation s", "rules s", "pointer s"),
+    *("random s", "single s", "equal parts s", "genetic s"),
+    *("GA spread", "own spread", "pointer spread"),
 )
 
 
@@ -325,6 +390,19 @@ def _gains(results: Sequence[Result], name: str) -> list[tuple[str, str]]:
     ]
 
 
+def _pointer_against(results: Sequence[Result], name: str) -> tuple[str, str]:
+    """Mean ratio of the pointer to another, wins, ties within 0.1 % and losses."""
+    pairs = [(one.pointer_s, getattr(one, name)) for one in results]
+    wins = sum(mine < 0.999 * other for mine, other in pairs)
+    losses = sum(mine > 1.001 * other for mine, other in pairs)
+    ratios = [math.log(a / b) for a, b in pairs if math.isfinite(a + b)]
+    mean = math.exp(statistics.mean(ratios)) if ratios else math.nan
+    return (
+        f"pointer over {name[:-2]}: mean ratio, wins/ties/losses",
+        f"{mean:.4f}, {wins}/{len(pairs) - wins - losses}/{losses}",
+    )
+
+
 def summary(results: Sequence[Result]) -> list[tuple[str, str]]:
     """Figures over all fleets that some part of holds the model."""
     able = [one for one in results if one.members]
@@ -336,6 +414,9 @@ def summary(results: Sequence[Result]) -> list[tuple[str, str]]:
     ]
     for name in ("single_s", "equal_s", "genetic_s"):
         rows += _gains(able, name)
+    for name in ("rules_s", "random_s", "genetic_s"):
+        rows.append(_pointer_against(able, name))
+    cut = [one for one in results if one.pointer_spread >= 0]
     no_more = sum(one.balanced_spread <= one.genetic_spread for one in results)
     rows += [
         ("spread no larger than the genetic search's", f"{no_more} of {len(results)}"),
@@ -343,6 +424,18 @@ def summary(results: Sequence[Result]) -> list[tuple[str, str]]:
             "mean spread, genetic and own",
             f"{statistics.mean(o.genetic_spread for o in results):.1f} s, "
             f"{statistics.mean(o.balanced_spread for o in results):.1f} s",
+        ),
+        (
+            "pointer's spread no larger, of those that are cut",
+            f"{sum(o.pointer_spread <= o.genetic_spread for o in cut)} of {len(cut)}",
+        ),
+        (
+            "their mean spread, pointer, genetic and own",
+            " s, ".join(
+                f"{statistics.mean(getattr(one, name) for one in cut):.1f}"
+                for name in ("pointer_spread", "genetic_spread", "balanced_spread")
+            )
+            + " s",
         ),
     ]
     return rows
@@ -353,6 +446,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--fleets", type=int, default=50)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hosts", type=int, nargs=2, default=(5, 10))
+    parser.add_argument("--models", nargs="+", default=_MODELS)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--read", type=Path, nargs="+")
     parser.add_argument("--markdown", type=Path)
@@ -362,7 +457,7 @@ def main(arguments: Sequence[str]) -> int:
         results = [Result(**json.loads(line)) for line in lines]
     else:
         numbers = range(options.first, options.first + options.fleets)
-        results = _compared(numbers, options.seed, options.rows)
+        results = _compared(numbers, options)
     results.sort(key=lambda one: one.fleet)
     table, figures = [_HEAD, *map(_row, results)], summary(results)
     print(aligned(table), aligned(figures), sep="\n\n")
@@ -376,12 +471,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if sound else 1
 
 
-def _compared(numbers: range, seed: int, rows: Path | None) -> list[Result]:
+def _compared(numbers: range, options: argparse.Namespace) -> list[Result]:
     """Compare fleets, and keep the results one by one."""
-    graphs = [capture(load_model(name, seq_len=length)) for name, length in _MODELS]
+    graphs = [capture(load_model(name, seq_len=_TOKENS)) for name in options.models]
+    seed, rows = options.seed, options.rows
     results = []
     for number in tqdm(numbers, disable=not sys.stderr.isatty()):
-        fleet = draw_fleet(seed * 10_000 + number)
+        fleet = draw_fleet(seed * 10_000 + number, *options.hosts)
         graph = graphs[number % len(graphs)]
         results.append(compare(number, graph, fleet, seed))
         if rows is not None:

@@ -35,6 +35,7 @@ from planner.request import (
 )
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
+from planner.search.communication.boundaries import with_shared_boundaries
 from planner.search.communication.finalists import with_own_sums
 from planner.search.families import in_order
 from planner.space import Pin, Regime, check
@@ -343,7 +344,8 @@ def _ranked(
 ) -> list[tuple[SearchResult, Candidate]]:
     """Return what was found, the one to choose first.
 
-    That has messages of its own for sums, if those are faster and none are pinned.
+    That has messages of its own for sums, and shares those between stages, if that is
+    faster and nothing of it is pinned.
     """
     every = ranked_answers(answer.results, answer.request.objective)
     winner, best = answer.found
@@ -351,11 +353,13 @@ def _ranked(
         (winner, in_order(answer.request, best)),
         *(one for one in every if one[1] is not best),
     ]
-    if "replicas" in pins:
-        return found
-    candidates = [candidate for _, candidate in found]
-    summed = with_own_sums(answer.request, candidates)
-    return found if summed is candidates[0] else [(winner, summed), *found]
+    request, candidates = answer.request, [candidate for _, candidate in found]
+    if "replicas" not in pins:
+        candidates.insert(0, with_own_sums(request, candidates))
+    if "boundary" not in pins:
+        candidates.insert(0, with_shared_boundaries(request, candidates))
+    chosen = candidates[0]
+    return found if chosen is found[0][1] else [(winner, chosen), *found]
 
 
 def _assembled(

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from planner import __version__
@@ -25,6 +26,7 @@ from planner.schema.federation import (
 )
 from planner.schema.methods import read_method
 from planner.schema.methods.local_steps import LocalSteps
+from planner.search.base import GroupOrderer, Index, get_partitioner
 from planner.search.federation import Division, SegmentPricer, divide
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ _SHARE = 0.02
 #: Partitioner that compares divisions, and strategies that it may simulate for each
 #: member; the chosen one's plans are made as asked.
 _QUICK, _QUICK_BUDGET = "learned", 8
+#: Orders of hosts that a partitioner draws for a fleet.
+_DRAWN = 48
 #: Rounds in which the batch is divided anew by the members' planned steps, unless the
 #: fastest waits for less than this share of a step.
 _ROUNDS, _EVEN = 3, 0.04
@@ -243,12 +247,15 @@ class FleetPlanner:
         fleet: The machines.
         options: What is asked of the members' plans; the batch is that of all.
         exchange: How often weights are exchanged; None to choose the period.
+        orderer: Partitioner that draws orders of the hosts, which are cut into members
+            beside those of rules; None for the rules alone.
     """
 
     graph: ModelGraph
     fleet: Cluster
     options: PlanOptions
     exchange: LocalSteps | None
+    orderer: str | None = _QUICK
     _plans: dict[tuple[tuple[int, ...], int], Plan] = field(default_factory=dict)
     _parts: dict[tuple[int, ...], Cluster] = field(default_factory=dict)
 
@@ -380,7 +387,11 @@ class FleetPlanner:
 
 
 def plan_divisions(
-    planner: FleetPlanner, most: int, pricer: SegmentPricer | None = None
+    planner: FleetPlanner,
+    most: int,
+    pricer: SegmentPricer | None = None,
+    *,
+    orders: Sequence[Index] | None = None,
 ) -> tuple[list[PlannedDivision], int]:
     """Search for divisions of a fleet into members.
 
@@ -388,6 +399,8 @@ def plan_divisions(
         planner: Of its members.
         most: Largest number of members.
         pricer: Of the fleet's segments, if there is one already.
+        orders: Orders of the hosts that are cut as they are, and no others; None to
+            search by rules, and to draw some from the planner's ``orderer``.
 
     Returns:
         Divisions that were planned, the best first; and the number of parts of the
@@ -401,14 +414,33 @@ def plan_divisions(
     period = planner.exchange.period if planner.exchange else _LONGEST
     most = min(most, options.global_batch)
     found: dict[tuple[tuple[int, ...], ...], PlannedDivision] = {}
-    # The best single member, too: closed forms may take it for slower than it is.
-    for members in (most, 1):
-        estimated = divide(pricer, period=period, most=members, seed=options.seed)
+    find = partial(divide, pricer, period=period, seed=options.seed)
+    if orders is not None:
+        estimated = find(most=most, orders=orders, rounds=0)
         found |= _plan_best(planner, pricer, estimated)
+    else:
+        # The best single member, too: closed forms may take it for slower than it is.
+        for members in (most, 1):
+            estimated = find(most=members)
+            found |= _plan_best(planner, pricer, estimated)
+        drawn = _drawn_orders(planner, pricer)
+        if drawn:
+            estimated = find(most=most, orders=drawn)
+            found |= _plan_best(planner, pricer, estimated)
     planned = sorted(found.values(), key=lambda one: one.step_time_s)
     if not planned:
         return [_whole(planner)], len(pricer)
     return [planner.evened(planned[0]), *planned[1:]], len(pricer)
+
+
+def _drawn_orders(planner: FleetPlanner, pricer: SegmentPricer) -> Sequence[Index]:
+    """Draw orders of the hosts; none where all orders have the same members."""
+    if planner.orderer is None or len(pricer.groups) < 3:
+        return ()
+    orderer = get_partitioner(planner.orderer)
+    if not isinstance(orderer, GroupOrderer):
+        return ()
+    return orderer.group_orders(pricer.request, _DRAWN)
 
 
 def _plan_best(

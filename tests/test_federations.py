@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from planner.errors import (
     TopologyError,
     UnknownNameError,
 )
-from planner.federations import FleetPlanner, _moved_shares, _share
+from planner.federations import FleetPlanner, _moved_shares, _share, plan_divisions
 from planner.request import PlanOptions
 from planner.schema.cluster import ClusterDocument
 from tests.plans import gpt2_graph
@@ -218,3 +219,19 @@ def test_samples_that_are_moved_make_two_members_equally_long(
     found = [tuple(one) for one in _moved_shares(plans)]
     assert (found or [None])[0] == first
     assert all(sum(one) == sum(sizes) and min(one) > 0 for one in found)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_orders_of_the_pointer_make_no_division_worse(seed: int) -> None:
+    kinds = ["t4-16", "rtx3090-24", "l4-24", "rtx4090-24", "t4-16"]
+    machines = fleet(kinds, [100.0, 1000.0, 250.0, 500.0, 2000.0], memory=3.6e9)
+    planner = FleetPlanner(
+        graph=gpt2_graph(),
+        fleet=machines,
+        options=PlanOptions(global_batch=32, seed=seed),
+        exchange=None,
+    )
+    both = plan_divisions(planner, 3)[0]
+    rules = plan_divisions(replace(planner, orderer=None), 3)[0]
+    assert {one.devices for one in rules} <= {one.devices for one in both}
+    assert both[0].step_time_s <= rules[0].step_time_s

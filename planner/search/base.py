@@ -24,6 +24,7 @@ __all__ = [
     "GROUP",
     "OBJECTIVES",
     "Candidate",
+    "GroupOrderer",
     "Objective",
     "Partitioner",
     "Request",
@@ -158,6 +159,24 @@ class Partitioner(Protocol):
 
     def search(self, request: Request) -> SearchResult:
         """Answer a request; the same request gives the same answer."""
+        ...
+
+
+@runtime_checkable
+class GroupOrderer(Protocol):
+    """A partitioner that also draws orders of the hosts of a cluster."""
+
+    def group_orders(self, request: Request, count: int) -> Sequence[Index]:
+        """Draw orders of the groups that the free devices of each host are.
+
+        Args:
+            request: Question about the whole cluster.
+            count: Number of draws; equal orders may be left out.
+
+        Returns:
+            Permutations, each of shape [groups]; groups are numbered as by
+            :func:`planner.search.device_order.groups.group_devices`.
+        """
         ...
 
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_spec
@@ -36,6 +37,7 @@ from planner.search.exhaustive import ExhaustivePartitioner
 from planner.search.expert import ExpertPartitioner
 from planner.search.moves import USUAL
 from planner.search.race import race
+from policies.partition.group_orders import draw_group_orders
 from policies.partition.network import load_network
 from policies.partition.proposing import Known, Problem, Proposer, SearchConfig
 
@@ -44,11 +46,12 @@ __all__ = [
     "SearchConfig",
 ]
 
+Index = NDArray[np.int64]
+
 #: Codes of schedules whose time is a formula.
 _USUAL = frozenset(schedule_spec(name).code for name in USUAL)
 #: Finds that are kept back, unless one is the best, to be priced together.
 _TOGETHER = 8
-
 
 #: Part of a budget of simulations for proposing.
 _PART = 4
@@ -112,6 +115,14 @@ class LearnedPartitioner:
             self.checkpoint,
         )
         return replace(found, evaluations=evaluations)
+
+    def group_orders(self, request: Request, count: int) -> tuple[Index, ...]:
+        """Draw orders of hosts; see :class:`planner.search.base.GroupOrderer`.
+
+        Raises:
+            StrategyError: If the weights cannot be read.
+        """
+        return draw_group_orders(load_network(self._folder), request, count)
 
     def contend(self, campaign: Campaign) -> Iterator[None]:
         """Take part in a race; see :class:`planner.search.race.Racer`.

@@ -1,6 +1,6 @@
 """Division of a fleet of unlike machines into members that train one model apart."""
 
-from planner.search.federation.balance import balance
+from planner.search.federation.balance import balance, cut_evenly
 from planner.search.federation.genetic import (
     GeneticResult,
     Nodes,
@@ -21,6 +21,7 @@ __all__ = [
     "SegmentPricer",
     "balance",
     "best_divisions",
+    "cut_evenly",
     "divide",
     "genetic_search",
     "spread_of",

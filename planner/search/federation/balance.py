@@ -2,7 +2,8 @@
 
 Minimises the fitness of :mod:`planner.search.federation.genetic` for a given number of
 clusters: from divisions that deal out the slowest nodes first, one node moves to
-another cluster, or two change places, as long as that helps.
+another cluster, or two change places, as long as that helps. :func:`cut_evenly` cuts a
+given order of nodes instead, by an exact dynamic program.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from planner.search.federation.genetic import Nodes, fitness_of
 
-__all__ = ["balance"]
+__all__ = ["balance", "cut_evenly"]
 
 Index = NDArray[np.int64]
 
@@ -45,6 +46,56 @@ def balance(nodes: Nodes, model_mb: int, clusters: int, *, seed: int = 0) -> Ind
         if not least:
             break
     return best
+
+
+def cut_evenly(
+    order: Index, nodes: Nodes, model_mb: int, clusters: int
+) -> Index | None:
+    """Cut an order of nodes into clusters of the least spread that each hold a model.
+
+    For each speed that may be the lowest, the cut with the lowest highest speed among
+    those that stay above it is a dynamic program.
+
+    Args:
+        order: All nodes. Shape [n].
+        nodes: The nodes.
+        model_mb: Memory that training takes, in MB.
+        clusters: Number of clusters.
+
+    Returns:
+        Cluster of each node, shape [n]; None if no cut of the order holds a model in
+        every cluster.
+    """
+    count = len(order)
+    ram, speed = (
+        np.subtract.outer(total, total).T.astype(np.float64)
+        for total in (
+            np.append(0, np.cumsum(nodes.ram_mb[order])),
+            np.append(0, np.cumsum(nodes.speed[order])),
+        )
+    )
+    # Of the segment from row up to, not including, column.
+    holds = np.triu(ram >= model_mb, 1)
+    best, least = None, np.inf
+    for lowest in np.unique(speed[holds]):
+        gain = np.where(holds & (speed >= lowest), speed, np.inf)
+        most = np.full((clusters + 1, count + 1), np.inf)
+        most[0, 0] = 0.0
+        first = np.zeros(most.shape, dtype=np.int64)
+        for number in range(clusters):
+            reached = np.maximum(most[number][:, None], gain)
+            first[number + 1] = reached.argmin(axis=0)
+            most[number + 1] = reached.min(axis=0)
+        if most[clusters, count] - lowest < least:
+            best, least = first, most[clusters, count] - lowest
+    if best is None:
+        return None
+    found, stop = np.empty(count, dtype=np.int64), count
+    for number in range(clusters, 0, -1):
+        start = int(best[number, stop])
+        found[order[start:stop]] = number - 1
+        stop = start
+    return found
 
 
 def _dealt(nodes: Nodes, clusters: int, noise: NDArray[np.float64]) -> Index:

@@ -8,7 +8,8 @@ T = B / sum_m rate_m + 2 (C - 1)/C max_m owned_m / bandwidth_m / H
 for C members that own ``owned`` bytes of weights a device. For one order of the hosts
 the least T is found exactly: over each limit on the second part the best sum of rates
 of C segments is a dynamic program. A host may be left out. Orders come from rules (ids,
-links, speed, memory, connections) and are then improved by swaps and moves.
+links, speed, memory, connections), or from whoever asks, and are then improved by swaps
+and moves.
 
 Rates are those of closed forms (:meth:`planner.cost.CostModel.table_in_orders`), for
 all segments of many orders at once; whoever asks plans the best divisions exactly.
@@ -66,10 +67,14 @@ class SegmentPricer:
 
     Args:
         request: Question about the whole fleet; its batch is that of all members.
+
+    Attributes:
+        request: The same.
+        groups: Hosts with their free devices.
     """
 
     def __init__(self, request: Request) -> None:
-        self._request, self._context = request, request.context
+        self.request, self._context = request, request.context
         self.groups = group_devices(request.context)
         self._model = CostModel(request.context)
         self._rows: dict[tuple[int, int], StrategyTable] = {}
@@ -89,7 +94,7 @@ class SegmentPricer:
     @property
     def batch(self) -> int:
         """Samples of a step over all members."""
-        return self._request.global_batch
+        return self.request.global_batch
 
     def price(self, segments: Iterable[Segment]) -> None:
         """Price those of some segments that are not known yet."""
@@ -129,7 +134,7 @@ class SegmentPricer:
         if key not in self._rows:
             samples = key[1]
             asked = self._asked.setdefault(
-                samples, replace(self._request, global_batch=samples)
+                samples, replace(self.request, global_batch=samples)
             )
             mesh = enumerate_meshes(asked.facts, count, asked.pins)
             parts = [few_rows(asked, mesh, virtual) for virtual in _VIRTUAL]
@@ -236,7 +241,14 @@ def _cuts(start: Index, members: int, count: int) -> tuple[tuple[int, int], ...]
 
 
 def divide(
-    pricer: SegmentPricer, *, period: int, most: int, keep: int = 6, seed: int = 0
+    pricer: SegmentPricer,
+    *,
+    period: int,
+    most: int,
+    keep: int = 6,
+    seed: int = 0,
+    orders: Sequence[Index] | None = None,
+    rounds: int = _ROUNDS,
 ) -> list[Division]:
     """Find divisions of a fleet into members, by estimates.
 
@@ -246,14 +258,16 @@ def divide(
         most: Largest number of members.
         keep: Divisions to return at most.
         seed: Of the changes of orders.
+        orders: Orders of all hosts to begin with; None for those of rules.
+        rounds: Rounds of changes to the best order.
 
     Returns:
         The best, by their mean step; empty if no part of the fleet holds the model.
     """
     search = _OrderSearch(pricer, period=period, most=most)
-    best = search.try_orders(_plain_orders(pricer))
+    best = search.try_orders(_plain_orders(pricer) if orders is None else orders)
     random = np.random.default_rng(seed)
-    for _ in range(_ROUNDS if len(pricer.groups) > 2 else 0):
+    for _ in range(rounds if len(pricer.groups) > 2 else 0):
         if best is None:
             break
         better = search.try_orders(_changed(best, random))

@@ -11,11 +11,13 @@ from planner import Cluster
 from planner.cluster import device_type
 from planner.errors import ClusterError
 from planner.request import PlanOptions, make_request
+from planner.search.base import GroupOrderer, get_partitioner
 from planner.search.federation import (
     Nodes,
     SegmentPricer,
     balance,
     best_divisions,
+    cut_evenly,
     divide,
     genetic_search,
     spread_of,
@@ -209,3 +211,65 @@ def test_orders_that_improve_are_returned_and_others_are_not() -> None:
     first, again = np.array([1, 0, 2]), np.array([0, 1, 2])
     assert search.try_orders([first]) is first
     assert search.try_orders([again, first]) is None
+
+
+# -- Orders that a partitioner draws ---------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_even_cuts_of_an_order_have_the_least_spread_of_all(seed: int) -> None:
+    nodes = _nodes(8, seed)
+    order = np.random.default_rng(seed).permutation(8)
+    found = cut_evenly(order, nodes, 24 * GB, 3)
+    least = None
+    for cuts in itertools.combinations(range(1, 8), 2):
+        cluster = np.empty(8, dtype=np.int64)
+        for number, part in enumerate(np.split(order, cuts)):
+            cluster[part] = number
+        ram = np.bincount(cluster, weights=nodes.ram_mb)
+        if (ram >= 24 * GB).all():
+            spread = spread_of(cluster, nodes)
+            least = spread if least is None else min(least, spread)
+    if found is None:
+        assert least is None
+        return
+    assert (np.bincount(found, weights=nodes.ram_mb) >= 24 * GB).all()
+    assert spread_of(found, nodes) == least
+
+
+def test_an_order_that_holds_too_few_models_is_not_cut() -> None:
+    nodes = _nodes(5, 0)
+    assert cut_evenly(np.arange(5), nodes, int(nodes.ram_mb.max()) + 1, 5) is None
+
+
+def test_given_orders_alone_are_cut_without_changes() -> None:
+    kinds = ["t4-16", "rtx3090-24", "l4-24", "rtx4090-24", "t4-16"]
+    fleet = _fleet(kinds, [100, 1000, 250, 500, 2000])
+    types = tuple(
+        kind.model_copy(update={"memory_bytes": 3.6e9})
+        for kind in fleet.document.device_types
+    )
+    tight = fleet.document.model_copy(update={"device_types": types})
+    pricer = _pricer(Cluster.from_document(tight), batch=32)
+    order = np.array([4, 1, 0, 3, 2])
+    found = divide(pricer, period=8, most=3, keep=99, orders=[order], rounds=0)
+    places = {host: place for place, host in enumerate(order.tolist())}
+    for one in found:
+        for member in one.members:
+            at = sorted(places[host] for host in member)
+            assert at == [*range(at[0], at[-1] + 1)]
+
+
+def test_the_pointer_draws_whole_orders_of_the_hosts() -> None:
+    kinds = ["t4-16", "rtx3090-24", "l4-24", "rtx4090-24", "t4-16"]
+    pricer = _pricer(_fleet(kinds, [100, 1000, 250, 500, 2000]))
+    learned = get_partitioner("learned")
+    assert isinstance(learned, GroupOrderer)
+    assert not isinstance(get_partitioner("expert"), GroupOrderer)
+    orders = learned.group_orders(pricer.request, 24)
+    assert 1 < len(orders) <= 24
+    assert len({tuple(order.tolist()) for order in orders}) == len(orders)
+    for order in orders:
+        assert sorted(order.tolist()) == [*range(5)]
+    again = learned.group_orders(pricer.request, 24)
+    assert [o.tolist() for o in again] == [o.tolist() for o in orders]
