@@ -2,11 +2,6 @@
 
 These few combinations (hundreds) are priced once; a million strategies then look them
 up. Expensive work is done per distinct block, of which a deep model has a handful.
-
-A GPU works through a queue that its host fills, so that a unit takes as long as the
-slower of the two, not each of its kernels. Blocks with experts empty the queue: the
-host must know which tokens go where before it can launch what they go to. Around them
-every block begins with an empty one, and is as slow as the slower of the two itself.
 """
 
 from __future__ import annotations
@@ -17,11 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import Combinations, PricingContext
-from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses, Ties
-from planner.cost.kernels.roofline import kernel_times
-from planner.cost.kernels.shapes import Division, divide
-from planner.cost.recipes import Recipe
-from planner.cost.table.rows import number_rows
+from planner.cost.kernels.blocks import BlockClasses, Ties
 from planner.cost.traffic.collectives import LayerLines
 from planner.cost.traffic.layers import (
     FORWARD_SHARE,
@@ -30,6 +21,7 @@ from planner.cost.traffic.layers import (
     exposed_exchanges,
     tensor_traffic,
 )
+from planner.cost.unit_compute import UnitCompute, unit_compute
 from planner.cost.unit_memory import (
     alone_bytes_of,
     between_halves,
@@ -38,213 +30,12 @@ from planner.cost.unit_memory import (
     transient_bytes_of,
     whole_bytes_of,
 )
-from planner.schema.cluster import DeviceType
 from planner.schema.strategy import ContextAlgorithm
 
 __all__ = ["UnitCosts", "price_units"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Compute:
-    """Seconds of one microbatch, T device types, C combinations, U units.
-
-    Attributes:
-        forward: Seconds of the forward. Shape [T, C, U].
-        backward: The same for the whole backward. Shape [T, C, U].
-        weight: Part of ``backward`` that makes weight gradients. Shape [T, C, U].
-        selective: What selective recomputation runs again. Shape [T, C, U].
-        again: What full recomputation does. Shape [T, C, U].
-        hooks: What hooks and collectives of a unit add to a microbatch where its host
-            sets the pace. Shape [T, C, U].
-        attention: Forward and backward of attention alone, on the fastest device type,
-            by block. Shape [2, C, classes].
-        scores: Attention scores of each kernel on a device. Shape [C, kernels].
-    """
-
-    forward: Array
-    backward: Array
-    weight: Array
-    selective: Array
-    again: Array
-    hooks: Array
-    attention: Array
-    scores: Array
-
-
-def _compute(
-    context: PricingContext,
-    classes: BlockClasses,
-    combos: Combinations,
-    *,
-    ring: bool,
-) -> _Compute:
-    """Price the compute of every unit; combinations in other orders share theirs."""
-    names = ("tp", "cp", "ep", "microbatch", "sequence_parallel")
-    columns: list[Index] = [getattr(combos, name) for name in names]
-    which = np.arange(len(combos))
-    if combos.order is not None:
-        first, which = number_rows(*columns)
-        columns = [column[first] for column in columns]
-    *degrees, microbatch, split = columns
-    table, tokens = classes.kernels, microbatch / context.graph.batch
-    whole = classes.whole[table.owner]
-    part = divide(table, tokens, degrees, split, ring=ring, whole=whole)
-    found = _by_type(context, classes, part)
-    _put_measured(found, classes, tokens)
-    forward, backward, weight, selective, *more = found[:, :, which]
-    host, attention = more[:2], more[2:]
-    types = context.cluster.device_types
-    hooks = np.array([_hooks_s(context, device) for device in types])[:, None, None]
-    always = _EACH_PASS / 2 * hooks
-    passes = [
-        [_launched(context.recipe, classes, busy, own, beside) for beside in besides]
-        for busy, own, besides in (
-            (forward, host[0], (0 * hooks, always, always + _GATHERED * hooks)),
-            (backward, host[1], (0 * hooks, always, always + 2 * _GATHERED * hooks)),
-        )
-    ]
-    return _Compute(
-        forward=passes[0][1],
-        backward=passes[1][1],
-        again=passes[0][0],
-        hooks=passes[0][2] - passes[0][1] + passes[1][2] - passes[1][1],
-        weight=weight @ classes.count,
-        selective=selective @ classes.count,
-        attention=np.stack(attention).min(axis=1),
-        scores=part.scores[which],
-    )
-
-
-def _by_type(context: PricingContext, classes: BlockClasses, part: Division) -> Array:
-    """Figures of :func:`_by_block` in a mean step. Shape [8, T, C, classes].
-
-    Where steps differ in the neurons that they compute, types of which all devices
-    wait in the steps of all neurons keep the pace of those that they wait for.
-    """
-    types, synchronisation = (
-        context.cluster.device_types,
-        context.regime.synchronisation,
-    )
-    widths = synchronisation.widths
-    if len(widths) == 1:
-        return np.stack([_by_block(context, classes, part, one) for one in types], 1)
-    means = []
-    for share, width in widths:
-        paces = context.paces(synchronisation.waiting if width == 1 else ())
-        each = [_by_block(context, classes, part, types[pace], width) for pace in paces]
-        means.append(share * np.stack(each, 1))
-    return np.asarray(sum(means))
-
-
-def _by_block(
-    context: PricingContext,
-    classes: BlockClasses,
-    part: Division,
-    device: DeviceType,
-    width: float = 1.0,
-) -> Array:
-    """Forward, backward, weight, selective, two of hosts and of attention alone.
-
-    Args:
-        context: The request.
-        classes: Distinct blocks.
-        part: What of their kernels is a device's.
-        device: Its type.
-        width: Share of the neurons that are computed.
-
-    Returns:
-        Shape [8, C, classes].
-    """
-    table, recipe = classes.kernels, context.recipe
-    reach = context.constants(device)
-    times = kernel_times(
-        table,
-        part,
-        device,
-        recipe,
-        reach,
-        dtypes=(context.operand_dtype, context.activation_dtype),
-        element=context.element_ratio,
-        causal=context.graph.attention == "causal",
-    )
-    sharded = (table.style <= 2) * table.count
-    slower = recipe.sharded_op_overhead_s * (device.backend == "gloo")
-    # What copies hold of a layer is a plain tensor.
-    slower *= not context.regime.synchronisation.splits
-    extra = np.where(part.tp > 1, sharded, 0.0) * slower
-    attention = table.kind == KERNEL_KINDS.index("attention")
-    parts = (
-        times.forward + extra,
-        times.backward + extra,
-        times.weight,
-        times.selective,
-        np.broadcast_to(times.forward_host, times.forward.shape),
-        np.broadcast_to(times.backward_host, times.forward.shape),
-        times.forward * attention,
-        times.backward * attention,
-    )
-    if width < 1:
-        # Hosts launch as many kernels.
-        share = np.where(table.style <= 2, width, 1.0)
-        parts = tuple(
-            one if index in (4, 5) else one * share for index, one in enumerate(parts)
-        )
-    return np.stack([one @ classes.members for one in parts])
-
-
-#: Shares of the time of a unit's hooks and collectives that each microbatch takes, and
-#: that a gather or a reduction takes: two in a backward under ZeRO 3, which sees all of
-#: it in each microbatch. Of an H200's host, llama3.2-1b took 4 ms a unit with one
-#: microbatch, and 0.8 ms with each further one (`python -m benchmarks.one_gpu`,
-#: 2026-11-26).
-_EACH_PASS, _GATHERED = 0.2, 0.8 / 3
-
-
-def _hooks_s(context: PricingContext, device: DeviceType) -> float:
-    """Host seconds of a unit's hooks and collectives, where it has any."""
-    precision = context.precision
-    if device.backend == "gloo" or precision.compute == precision.parameter:
-        return 0.0
-    recipe = context.recipe
-    launch = recipe.launch * device.kernel_overhead_s
-    return recipe.unit_launches * launch * context.constants(device).host_overhead
-
-
-def _launched(
-    recipe: Recipe, classes: BlockClasses, busy: Array, host: Array, hooks: Array
-) -> Array:
-    """Seconds of units. Shape [T, C, U].
-
-    Args:
-        recipe: Of the framework.
-        classes: Distinct blocks.
-        busy: Seconds of a device's kernels. Shape [T, C, classes].
-        host: Seconds in which its host launches them. Shape [T, C, classes].
-        hooks: Seconds that a unit takes its host beside. Shape [T, 1, 1].
-    """
-    routed = np.array([block.kind == "expert" for block in classes.blocks])
-    busy = busy * np.where(routed, recipe.imbalance, 1.0)
-    left = host * (1 - np.where(routed, recipe.captured_routing, recipe.captured))
-    waits = (routed & (recipe.captured_routing < 1)) | recipe.blocking
-    emptied = (classes.count * waits[:, None]).any(axis=0)
-    each = np.where(waits, busy + left, np.maximum(busy, left)) @ classes.count
-    queued = np.maximum(busy @ classes.count, left @ classes.count + hooks)
-    return np.asarray(np.where(emptied, each, queued))
-
-
-def _put_measured(found: Array, classes: BlockClasses, tokens: Array) -> None:
-    """Blocks of unknown FLOPs take the times that a profile gave, on any device."""
-    for index, block in enumerate(classes.blocks):
-        if block.forward_flops or block.measured_forward_s is None:
-            continue
-        backward = block.measured_backward_s or 0.0
-        weight = backward / 2 if block.parameter_count else 0.0
-        times = (block.measured_forward_s, backward, weight, 0.0)
-        for part, seconds in zip(found, times, strict=False):
-            part[:, :, index] = seconds * tokens
 
 
 def _cut_bytes(
@@ -460,6 +251,101 @@ def _parameters(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Bytes of one microbatch by recompute kind; arrays of shape [3, C, U].
+
+    Attributes:
+        saved: On the device, until its backward.
+        offloaded: Saved in the host's memory.
+        transient: Working set beyond that.
+    """
+
+    saved: Array
+    offloaded: Array
+    transient: Array
+
+
+def _kept(
+    context: PricingContext,
+    combos: Combinations,
+    scale: Array,
+    compute: UnitCompute,
+    routed: Array,
+    repeated: NDArray[np.bool_],
+) -> _Kept:
+    """What units keep for backward, and need while they compute.
+
+    Args:
+        context: The request.
+        combos: Degrees and microbatches.
+        scale: Elements on one device over those of the traced batch. Shape [C].
+        compute: Seconds and attention scores of units.
+        routed: Bytes that experts have sent back. Shape [C, U].
+        repeated: Units that full recomputation covers. Shape [U].
+    """
+    classes = context.facts.classes
+    to_units = classes.count
+    kept, working = saved_bytes_of(context, classes, combos, scale, compute.scores)
+    saved = kept @ to_units
+    # What experts have sent back is weighted, in forward and in backward.
+    saved[0] += routed
+    saved[2] = np.where(repeated, saved[2], saved[0])
+    transient = transient_bytes_of(saved, working, to_units, repeated)
+    if not context.regime.offload.activations:
+        return _Kept(saved, np.zeros_like(saved), transient)
+    # It is fetched when its unit's backward begins, and is there until that ends.
+    # The loss keeps logits outside of the unit that makes them.
+    loss = loss_bytes_of(context, classes, combos, scale) @ to_units
+    offloaded = np.where(repeated, np.maximum(saved - loss, 0.0), 0.0)
+    return _Kept(saved - offloaded, offloaded, transient + offloaded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """What crosses the cut behind each unit but the last; arrays of shape [C, U - 1].
+
+    Attributes:
+        cut: Bytes that a stage behind it receives.
+        sent: Bytes that each device sends of them.
+        gathered: Bytes that tp ranks behind it gather.
+        gather_s: Seconds in which they do.
+        shared: Bytes that the unit behind it saves as they come.
+    """
+
+    cut: Array
+    sent: Array
+    gathered: Array
+    gather_s: Array
+    shared: Array
+
+
+def _crossing(
+    context: PricingContext,
+    combos: Combinations,
+    lines: LayerLines,
+    scale: Array,
+    repeated: NDArray[np.bool_],
+) -> _Crossing:
+    """Price the cuts; the arguments are those of :func:`_kept`."""
+    cut, shared = _cut_bytes(context, context.facts.classes, combos, scale)
+    sent = _sent_bytes(context, combos, cut)
+    gathered, gather_s = _gathered_cuts(context, combos, cut, lines.tp["all_gather"])
+    # A stage keeps the part that it received; what it puts together if it saves that.
+    cut = np.where(gathered > 0, sent, cut)
+    shared = np.where(gathered > 0, 0.0, shared)
+    if context.regime.offload.activations:
+        # A stage's buffer of what it received is its own.
+        shared = np.where(repeated[1:], 0.0, shared)
+    return _Crossing(cut, sent, gathered, gather_s, shared)
+
+
+def _with_heads(classes: BlockClasses) -> NDArray[np.bool_]:
+    """Units that have a head. Shape [U]."""
+    heads = np.array([block.kind == "head" for block in classes.blocks])
+    return np.asarray(heads @ classes.count > 0)
+
+
 def price_units(
     context: PricingContext,
     combos: Combinations,
@@ -482,41 +368,21 @@ def price_units(
     if context.graph.spatial:
         context_algorithm = "halo"
     ring = context_algorithm == "ring"
-    compute = _compute(context, classes, combos, ring=ring)
-    kept, working = saved_bytes_of(context, classes, combos, scale, compute.scores)
-    ep = expert_traffic(context, classes, combos, lines.ep["all_to_all"], scale)
-    saved = kept @ to_units
-    # What experts have sent back is weighted, in forward and in backward.
-    saved[0] += ep.payload @ to_units
+    compute = unit_compute(context, classes, combos, ring=ring)
     repeated = _recomputed(context)
-    saved[2] = np.where(repeated, saved[2], saved[0])
-    halves, output = between_halves(context, classes, combos, scale)
-    cut, shared = _cut_bytes(context, classes, combos, scale)
-    sent = _sent_bytes(context, combos, cut)
-    gathered, gather_s = _gathered_cuts(context, combos, cut, lines.tp["all_gather"])
-    # A stage keeps the part that it received; what it puts together if it saves that.
-    cut = np.where(gathered > 0, sent, cut)
-    shared = np.where(gathered > 0, 0.0, shared)
     parameters = _parameters(context, classes, combos)
-    transient = transient_bytes_of(saved, working, to_units, repeated)
-    wide = classes.activation_scale(scale, combos.cp)
-    offloaded = np.zeros_like(saved)
-    if context.regime.offload.activations:
-        # It is fetched when its unit's backward begins, and is there until that ends.
-        # The loss keeps logits outside of the unit that makes them.
-        loss = loss_bytes_of(context, classes, combos, scale) @ to_units
-        offloaded = np.where(repeated, np.maximum(saved - loss, 0.0), 0.0)
-        saved, transient = saved - offloaded, transient + offloaded
-        # A stage's buffer of what it received is its own.
-        shared = np.where(repeated[1:], 0.0, shared)
-    logits = (classes.loss_bytes * wide) @ to_units
-    backward = compute.backward
+    ep = expert_traffic(context, classes, combos, lines.ep["all_to_all"], scale)
+    kept = _kept(context, combos, scale, compute, ep.payload @ to_units, repeated)
+    saved, offloaded, transient = kept.saved, kept.offloaded, kept.transient
+    halves, output = between_halves(context, classes, combos, scale)
+    crossing = _crossing(context, combos, lines, scale, repeated)
+    logits = classes.loss_bytes * classes.activation_scale(scale, combos.cp)
+    logits = logits @ to_units
     if context.regime.loss_chunks > 1:
         # Logits are computed once more, while the gradient of their weights is added
         # up beside; the model puts out a number.
-        heads = np.array([block.kind == "head" for block in classes.blocks])
-        last = (heads @ to_units) > 0
-        backward = backward + compute.again * last
+        last = _with_heads(classes)
+        compute = replace(compute, backward=compute.backward + compute.again * last)
         trained = parameters["trained_dense"] * last
         transient = transient + context.scalar_bytes.compute * trained
         output = np.zeros_like(output)
@@ -532,7 +398,7 @@ def price_units(
     )
     costs = UnitCosts(
         forward_s=compute.forward,
-        backward_s=backward,
+        backward_s=compute.backward,
         weight_s=compute.weight,
         selective_s=compute.selective * repeated,
         full_s=compute.again * repeated,
@@ -555,11 +421,11 @@ def price_units(
         alone_bytes=alone_bytes_of(context, saved, transient, parameters, logits),
         weight_grad_bytes=halves,
         output_bytes=output,
-        cut_bytes=cut,
-        sent_bytes=sent,
-        gathered_bytes=gathered,
-        gather_s=gather_s,
-        shared_bytes=shared,
+        cut_bytes=crossing.cut,
+        sent_bytes=crossing.sent,
+        gathered_bytes=crossing.gathered,
+        gather_s=crossing.gather_s,
+        shared_bytes=crossing.shared,
         tp_bytes=tp.sent,
         cp_bytes=cp.sent @ to_units,
         ep_bytes=ep.sent @ to_units,
