@@ -274,7 +274,7 @@ def _kept(
     routed: Array,
     repeated: NDArray[np.bool_],
 ) -> _Kept:
-    """What units keep for backward, and need while they compute.
+    """Count the bytes that units keep for backward, and need while they compute.
 
     Args:
         context: The request.
@@ -303,7 +303,7 @@ def _kept(
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """What crosses the cut behind each unit but the last; arrays of shape [C, U - 1].
+    """Traffic over the cut behind each unit but the last; arrays of shape [C, U - 1].
 
     Attributes:
         cut: Bytes that a stage behind it receives.
