@@ -218,6 +218,7 @@ class _GlobalBatches(DataSource):
         self._batches: Iterator[Batch] = iter(())
 
     def batch(self, step: int) -> Batch:
+        """The global batch of a step; one that is not next is found from the start."""
         if step != self._next:
             self._batches = global_batches(
                 self._workload, self._data, _ENDLESS, seed=self._seed, first=step
@@ -226,12 +227,19 @@ class _GlobalBatches(DataSource):
         return next(self._batches)
 
     def state_dict(self) -> dict[str, Any]:
+        """The kind alone: the step's number says where global batches go on."""
         return {"kind": "global_batches"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at any step, with the same kind of data.
+
+        Raises:
+            ExecutionError: If the checkpoint is of another kind of data.
+        """
         require_kind(state, "global_batches")
 
     def close(self) -> None:
+        """Forget the iterator of what is left."""
         self._batches = iter(())
 
 
@@ -246,6 +254,7 @@ class _TokenSource(DataSource):
         self._rows = file.batches(seed, part.samples)
 
     def batch(self, step: int) -> BatchPart:
+        """This rank's windows of a step, token ids of shape [samples, length]."""
         seen = f"{len(self._file.tokens)} {self._seed} {step}"
         return BatchPart(
             values={"input_ids": torch.from_numpy(self._rows(step))},
@@ -253,6 +262,7 @@ class _TokenSource(DataSource):
         )
 
     def state_dict(self) -> dict[str, Any]:
+        """Seed of the places, and number of tokens in the file."""
         return {
             "kind": "tokens",
             "seed": self._seed,
@@ -260,6 +270,12 @@ class _TokenSource(DataSource):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Draw places by the seed of a checkpoint.
+
+        Raises:
+            ExecutionError: If it is of another kind of data, or of a file with another
+                number of tokens.
+        """
         require_kind(state, "tokens")
         have = len(self._file.tokens)
         require_same(self._file.path, "tokens", have, state["tokens"])
@@ -267,7 +283,7 @@ class _TokenSource(DataSource):
         self._rows = self._file.batches(self._seed, self._part.samples)
 
     def close(self) -> None:
-        pass
+        """Keep the file as it is: it is mapped into memory, and nothing reads ahead."""
 
 
 # -- Datasets with a length ------------------------------------------------------
@@ -321,6 +337,14 @@ class _IndexedSource(DataSource):
             yield self._numbers(each)[self._part.samples].tolist()
 
     def batch(self, step: int) -> BatchPart:
+        """This rank's samples of a step, collated.
+
+        Args:
+            step: From 0; another one than the next begins anew there.
+
+        Raises:
+            ExecutionError: If what is collated is no batch of this rank's samples.
+        """
         if self._batches is None or step != self._next:
             self._batches = iter(
                 DataLoader(
@@ -343,6 +367,7 @@ class _IndexedSource(DataSource):
         return require_rows(part, self._part)
 
     def state_dict(self) -> dict[str, Any]:
+        """Seed, samples seen, and facts that the dataset must share to go on."""
         return {
             "kind": "samples",
             "seed": self._seed,
@@ -353,6 +378,12 @@ class _IndexedSource(DataSource):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on behind the samples seen, whatever the global batch was.
+
+        Raises:
+            ExecutionError: If the checkpoint is of another kind of data, of a dataset
+                with another number of samples, or of another order.
+        """
         require_kind(state, "samples")
         require_same("the dataset", "samples", self.size, state["samples"])
         shuffle = self._options.shuffle
@@ -362,7 +393,7 @@ class _IndexedSource(DataSource):
         self._order = self._batches = None
 
     def close(self) -> None:
-        # Its workers end with the iterator.
+        """End the workers of the loader, with its iterator."""
         self._batches = None
 
 
@@ -417,6 +448,16 @@ class _StreamSource(DataSource):
             self._epoch, self._at = self._epoch + 1, 0
 
     def batch(self, step: int) -> BatchPart:
+        """This rank's samples of a step, collated; the others are read and left.
+
+        Args:
+            step: From 0; before or behind the next one the stream is read from its
+                beginning.
+
+        Raises:
+            ExecutionError: If the stream has fewer samples than a global batch, or
+                what is collated is no batch of this rank's samples.
+        """
         part = self._part
         if step != self._next:
             self._epoch = self._at = 0
@@ -441,6 +482,7 @@ class _StreamSource(DataSource):
         return require_rows(BatchPart(values=values, shared=shared), part)
 
     def state_dict(self) -> dict[str, Any]:
+        """Passes that ended, samples of this one, the stream's own state if it has."""
         state: dict[str, Any] = {
             "kind": "stream",
             "epoch": self._epoch,
@@ -452,6 +494,12 @@ class _StreamSource(DataSource):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on behind the samples seen; they are read again where the stream cannot
+        say where it was.
+
+        Raises:
+            ExecutionError: If the checkpoint is of another kind of data.
+        """
         require_kind(state, "stream")
         self._epoch, self._next, self._samples = state["epoch"], state["step"], None
         if "stream" in state and resumes_exactly(self._stream):
@@ -465,6 +513,7 @@ class _StreamSource(DataSource):
             pass
 
     def close(self) -> None:
+        """Forget the iterator of what is left."""
         self._samples = None
 
 
