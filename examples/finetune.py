@@ -6,7 +6,8 @@ One learns how weights of transformers begin a run, and how they come back: a sm
 Llama is saved to a folder, as if someone had trained it. A plan is made for it, and
 each process runs the loop of ``train_rank``, which evaluates on held-out text, keeps
 checkpoints and stops half way. The same loop then goes on from its checkpoint, and the
-tuned weights are loaded by transformers.
+tuned weights are loaded by transformers. Where the program was killed, ``--resume``
+goes on in its folder, and ends with the same weights.
 """
 
 from __future__ import annotations
@@ -70,7 +71,11 @@ def train_rank(options: dict[str, Any], emit: Callable[[Any], None]) -> None:
         emit({"begins": first, "loss": training.evaluate(held_out())})
         for batch in batches(first, options["until"]):
             training.step(batch)
-        training.save(options["kept"])
+            if (
+                not training.done % options["every"]
+                or training.done == options["until"]
+            ):
+                training.save(options["kept"])
         emit({"ends": training.done, "loss": training.evaluate(held_out())})
         if training.done == options["steps"]:
             training.save_hf(options["tuned"])
@@ -95,33 +100,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--every", type=int, default=5, help="steps of a checkpoint")
     parser.add_argument(
         "--folder", type=Path, help="for what is written; must not exist"
     )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on in --folder of a killed run"
+    )
     options = parser.parse_args(argv)
     folder = options.folder or Path(tempfile.mkdtemp()) / "tuning"
-    folder.mkdir(parents=True)
-
-    torch.manual_seed(0)
-    build().save_pretrained(folder / "weights")
-    made = plan(
-        build(),
-        f"local:{options.processes}",
-        example_inputs={"input_ids": torch.zeros(SAMPLES, LENGTH, dtype=torch.int64)},
-        global_batch=SAMPLES,
-        precision=Precision(compute="float32"),
-        optimizer=Optimizer(name="AdamW", learning_rate=3e-3),
-    )
-    made.save(folder / "plan.json")
-    print(f"plan: {made.strategy.label()}")
+    if not options.resume:
+        prepare_folder(folder, options.processes)
     job = {
         "plan": str(folder / "plan.json"),
         "weights": str(folder / "weights"),
         "kept": str(folder / "kept"),
         "tuned": str(folder / "tuned"),
         "steps": options.steps,
+        "every": options.every,
     }
-    for until in (options.steps // 2, options.steps):
+    stops = (options.steps,) if options.resume else (options.steps // 2, options.steps)
+    for until in stops:
         executors.launch(
             "finetune:train_rank",
             job | {"until": until},
@@ -129,6 +128,23 @@ def main(argv: Sequence[str] | None = None) -> None:
             on_message=tell,
         )
     print(f"by transformers: {loss_of(folder / 'tuned'):.3f}")
+
+
+def prepare_folder(folder: Path, processes: int) -> None:
+    """Write the weights to begin with, and the plan."""
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    build().save_pretrained(folder / "weights")
+    made = plan(
+        build(),
+        f"local:{processes}",
+        example_inputs={"input_ids": torch.zeros(SAMPLES, LENGTH, dtype=torch.int64)},
+        global_batch=SAMPLES,
+        precision=Precision(compute="float32"),
+        optimizer=Optimizer(name="AdamW", learning_rate=3e-3),
+    )
+    made.save(folder / "plan.json")
+    print(f"plan: {made.strategy.label()}")
 
 
 if __name__ == "__main__":

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from planner import plan
@@ -146,6 +151,55 @@ def test_saved_weights_are_tuned_stopped_and_gone_on_with(
     begun, stopped, went_on, ended, loaded = losses
     assert stopped == went_on < begun
     assert ended == loaded < stopped
+
+
+def _finetune(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Begin examples/finetune.py in a process of its own."""
+    paths = os.pathsep.join((str(EXAMPLES), os.environ.get("PYTHONPATH", "")))
+    size = ("--processes", "2", "--steps", "8", "--every", "1", "--folder", str(folder))
+    return subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "finetune.py"), *size, *words],
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_tuning_that_is_killed_goes_on_to_the_same_loss(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    said, _ = _finetune(whole).communicate(timeout=600)
+    ended = re.findall(r"after step 8: (.*)", said)[-1]
+
+    process = _finetune(killed)
+    while not (killed / "kept" / "step-000003").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    # Its workers are in process groups of their own.
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for one in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(below, timeout=10)
+    before, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert "after step 8" not in before
+
+    again = _finetune(killed, "--resume")
+    after, _ = again.communicate(timeout=600)
+    assert again.returncode == 0
+    (begun,) = re.findall(r"after step (\d+): ", after.splitlines()[0])
+    assert 2 <= int(begun) < 8
+    assert re.findall(r"after step 8: (.*)", after) == [ended]
+    # Not only to the digits that are printed.
+    weights = [
+        load_file(folder / "tuned" / "model.safetensors") for folder in (whole, killed)
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
 
 
 @pytest.mark.further
