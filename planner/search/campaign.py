@@ -326,7 +326,7 @@ class Campaign(_Prices):
         the exact cut, which counts memory a little differently, does not fit.
 
         Args:
-            solution: The solution, priced before.
+            solution: The solution; its simulated score counts if it was not priced.
             cuts: Cuts to try; None for one, or two with several virtual stages.
         Returns:
             Its score; ``1e12`` and more if no cut fits; infinite without budget.

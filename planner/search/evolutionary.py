@@ -31,6 +31,8 @@ _OF_A_MESH = 4
 _NEAR, _NEAR_PER_MESH = 12, 3
 #: Generations between two simulations of near-feasible solutions.
 _NEAR_EVERY = 2
+#: Share of the time after which a race's evolution ends where nothing fits.
+_PATIENT = 1.3
 #: Share of the time for evolution; the rest is for the finalists.
 _SHARE = 0.9
 
@@ -71,9 +73,11 @@ class EvolutionaryPartitioner:
         for _ in lay(campaign):
             yield
         most = _FEW_GENERATIONS if free else None
-        for _ in _generations(campaign, lambda: _RACED, most):
+        timed = request.time_budget_s is not None
+        for _ in _generations(campaign, lambda: _RACED, most, pauses=timed):
             yield
-            if campaign.left == 0 or (campaign.is_late() and campaign.has_fit):
+            late = campaign.is_late(1.0 if campaign.has_fit else _PATIENT)
+            if campaign.left == 0 or late:
                 return
 
 
@@ -92,7 +96,11 @@ def evolve(campaign: Campaign, generations: int | None = None) -> None:
 
 
 def _generations(
-    campaign: Campaign, share: Callable[[], int], most: int | None = None
+    campaign: Campaign,
+    share: Callable[[], int],
+    most: int | None = None,
+    *,
+    pauses: bool = False,
 ) -> Iterator[None]:
     """Improve the population, and yield after each generation.
 
@@ -100,6 +108,7 @@ def _generations(
         campaign: A campaign with solutions to begin with.
         share: Says how many solutions to simulate in a generation.
         most: Most generations; None for as many as are asked for.
+        pauses: Whether to yield before simulations, too.
     """
     population = _selected(campaign, campaign.best(8 * _POPULATION))
     best, idle, generation = np.inf, 0, 0
@@ -110,7 +119,11 @@ def _generations(
         # What others found since the last generation is in it, too.
         found = campaign.best(_ELITE)
         population = _selected(campaign, [*children, *population, *found])
+        if pauses:
+            yield
         campaign.simulate_best(share())
+        if pauses:
+            yield
         if generation % _NEAR_EVERY == 0:
             _simulate_near_feasible(campaign, population)
         leader = campaign.corrected(population[0])

@@ -112,6 +112,9 @@ class ExhaustivePartitioner:
 class _Queue:
     """Finalists of all orders in one queue, the most promising first.
 
+    Rows that exceed memory by closed forms are at most every other one, as most of them
+    do not fit however they are cut; while nothing fits they come by excess.
+
     Args:
         campaign: Simulates them.
     """
@@ -119,7 +122,9 @@ class _Queue:
     def __init__(self, campaign: Campaign) -> None:
         self._campaign, self._request = campaign, campaign.request
         self._waiting: list[tuple[float, int, Index, Row]] = []
+        self._over: list[tuple[float, int, Index, Row]] = []
         self._nearest: list[tuple[float, int, Index, Row]] = []
+        self._doubt = False
         self._varied: dict[bytes, int] = {}
         self._number = itertools.count()
         self._orders: dict[int, list[Index]] = {}
@@ -133,8 +138,9 @@ class _Queue:
 
     @property
     def promise(self) -> float:
-        """Score of the next finalist by closed forms; infinite if there is none."""
-        return self._waiting[0][0] if self._waiting else np.inf
+        """Least score of a finalist by closed forms; infinite if there is none."""
+        heads = [queue[0][0] for queue in (self._waiting, self._over) if queue]
+        return min(heads, default=np.inf)
 
     def glance(self) -> Iterator[None]:
         """Price a few rows of every mesh under every order, many orders at once."""
@@ -192,22 +198,32 @@ class _Queue:
             finalists.keep(table, score[mine], costs.excess_bytes[mine])
             for value, excess, row in finalists.ranked():
                 self._promise[count] = min(self._promise[count], value)
-                self._push(value, order, row)
                 if excess > 0:
-                    entry = (excess, next(self._number), order, row)
-                    heapq.heappush(self._nearest, entry)
+                    self._push(self._over, value, order, row)
+                    self._push(self._nearest, excess, order, row)
+                else:
+                    self._push(self._waiting, value, order, row)
 
-    def _push(self, value: float, order: Index, row: Row) -> None:
-        heapq.heappush(self._waiting, (value, next(self._number), order, row))
+    def _push(
+        self,
+        queue: list[tuple[float, int, Index, Row]],
+        value: float,
+        order: Index,
+        row: Row,
+    ) -> None:
+        heapq.heappush(queue, (value, next(self._number), order, row))
 
     def _next(self) -> tuple[float, Index, Row] | None:
-        """Return the next finalist; while none fits, the one with the least excess."""
+        """Return the next finalist with its score; None if there is none."""
         if self._nearest and not self._campaign.has_fit:
             _, _, order, row = heapq.heappop(self._nearest)
             return 0.0, order, row
-        if not self._waiting:
+        first, over = self._waiting, self._over
+        self._doubt = not self._doubt
+        doubtful = bool(over) and (not first or (self._doubt and over[0] < first[0]))
+        if not (first or over):
             return None
-        value, _, order, row = heapq.heappop(self._waiting)
+        value, _, order, row = heapq.heappop(over if doubtful else first)
         return value, order, row
 
     def simulate_next(self) -> bool:
@@ -235,7 +251,7 @@ class _Queue:
             return
         self._varied[key] = many + 1
         for other in _variants(self._request, [dict(row)]):
-            self._push(value, order, other)
+            self._push(self._waiting, value, order, other)
 
     def follow_ideals(self) -> None:
         """Recut the best pipelines along ideals, under the order of the best plan."""

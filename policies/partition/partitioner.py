@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_spec
-from planner.search import Request, SearchResult
+from planner.search import Candidate, Request, SearchResult
 from planner.search.base import finish
 from planner.search.campaign import Campaign
 from planner.search.device_order.groups import group_devices
@@ -35,7 +35,7 @@ from planner.search.device_order.subsets import list_choices
 from planner.search.evolutionary import EvolutionaryPartitioner
 from planner.search.exhaustive import ExhaustivePartitioner
 from planner.search.expert import ExpertPartitioner
-from planner.search.moves import USUAL
+from planner.search.moves import USUAL, Solution
 from planner.search.race import race
 from policies.partition.group_orders import draw_group_orders
 from policies.partition.network import load_network
@@ -50,8 +50,6 @@ Index = NDArray[np.int64]
 
 #: Codes of schedules whose time is a formula.
 _USUAL = frozenset(schedule_spec(name).code for name in USUAL)
-#: Finds that are kept back, unless one is the best, to be priced together.
-_TOGETHER = 8
 
 #: Part of a budget of simulations for proposing.
 _PART = 4
@@ -155,7 +153,7 @@ class LearnedPartitioner:
             if budget is not None:
                 sharing.share()
                 yield
-        sharing.share(all_of_them=True)
+        sharing.finish()
         yield
         if not alone:
             yield from campaign.polish()
@@ -171,28 +169,27 @@ class _Sharing:
 
     def __init__(self, campaign: Campaign, known: Known) -> None:
         self._campaign, self._known = campaign, known
-        self._found = self._solutions = 0
+        self._kept: list[tuple[Solution, list[Candidate]]] = []
+        self._seen = 0
         self._counted = dict(known.model.evaluations)
 
-    def share(self, *, all_of_them: bool = False) -> None:
-        """Hand over what is new: at once if it is the best plan, else in batches.
-
-        Args:
-            all_of_them: True to keep nothing back.
-        """
+    def share(self) -> None:
+        """Hand over new best plans, and keep back the rest."""
         campaign, known = self._campaign, self._known
         campaign.count(known.model, self._counted)
         self._counted = dict(known.model.evaluations)
-        found = known.found[self._found :]
-        scores = [best_score(campaign.request, cuts) for _, cuts in found]
-        best = min(scores, default=np.inf)
-        waits = len(found) < _TOGETHER and best >= campaign.best_score
-        if waits and not all_of_them:
-            return
-        self._found += len(found)
-        started = known.solutions[self._solutions :]
-        self._solutions += len(started)
-        usual = [one for one, _ in found if one.row["schedule"] in _USUAL]
-        campaign.price([*started, *usual])
-        for one, cuts in found:
+        for one, cuts in known.found[self._seen :]:
+            if best_score(campaign.request, cuts) < campaign.best_score:
+                campaign.adopt(one, cuts)
+            else:
+                self._kept.append((one, cuts))
+        self._seen = len(known.found)
+
+    def finish(self) -> None:
+        """Hand over the rest, priced together, and where evolution may start."""
+        self.share()
+        campaign = self._campaign
+        usual = [one for one, _ in self._kept if one.row["schedule"] in _USUAL]
+        campaign.price([*self._known.solutions, *usual])
+        for one, cuts in self._kept:
             campaign.adopt(one, cuts)

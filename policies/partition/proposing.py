@@ -290,9 +290,8 @@ _PREFERRED = {
 }
 #: Share of the time left for pricing meshes with all rows.
 _OPENING = 0.4
-#: Arrangements that evolution starts from, and how many of them in one layout; and
-#: those among plain orders, before there are others.
-_SEEDS, _OF_LAYOUT, _EARLY = 48, 6, 12
+#: Arrangements that evolution starts from, and how many of them in one layout.
+_SEEDS, _OF_LAYOUT = 48, 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,8 +381,6 @@ class Proposer:
             if problem.until is not None:
                 # Plain orders are sure answers; there may be no time for others.
                 yield from self._simulate(pricer, current, _PLAIN)
-                known.solutions += self._seeds(pricer, current, _EARLY)
-                yield
             if self._affordable():
                 drawn = yield from self._draw(seen, encoded, pricer)
                 current = joined([current, drawn])
@@ -393,13 +390,10 @@ class Proposer:
             yield from polish(self._exact, known, problem.until)
         if problem.over:
             return
-        known.solutions += self._seeds(pricer, current, _SEEDS)
-
-    @staticmethod
-    def _seeds(pricer: OrderPricer, current: Priced, count: int) -> list[Solution]:
-        """Return all rows of the best arrangements, from which evolution starts."""
-        seeds = pricer.finalists(best_of(current, count, of_layout=_OF_LAYOUT))
-        return [_solution(pricer, seeds, index) for index in range(len(seeds))]
+        seeds = pricer.finalists(best_of(current, _SEEDS, of_layout=_OF_LAYOUT))
+        known.solutions += [
+            _solution(pricer, seeds, index) for index in range(len(seeds))
+        ]
 
     def _open(self, ranked: Index) -> Steps[OrderPricer | None]:
         """Price the best meshes; go further down the list while none fits."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_spec
 from planner.search import Request
@@ -16,10 +18,17 @@ from planner.search.refine import ExactPricer
 from planner.search.steps import completed
 from planner.space import enumerate_strategies, legal
 from planner.space.table import StrategyTable
+from policies.partition.network import load_network
 from policies.partition.partitioner import LearnedPartitioner
-from policies.partition.proposing import Known, Proposer, SearchConfig, polish
+from policies.partition.proposing import (
+    Known,
+    Problem,
+    Proposer,
+    SearchConfig,
+    polish,
+)
 from tests.cost.made import device, hosts
-from tests.search.device_order.made import prepared
+from tests.search.device_order.made import mixed_hosts, prepared
 
 EVEN = hosts((2, 4, device(memory_bytes=6e9)))
 
@@ -112,3 +121,50 @@ def test_what_has_memory_to_spare_is_tried_last(
     assert found.evaluations["simulated"] < 40
     none_left = replace(request, evaluation_budget=1)
     assert alone.search(none_left).evaluations["simulated"] == 1
+
+
+def _hour(cluster: Cluster) -> Problem:
+    """A question with time for everything, and 30 simulations."""
+    request, groups, choices = prepared(
+        cluster, units=16, global_batch=48, evaluation_budget=30
+    )
+    until = time.perf_counter() + 3600
+    return Problem(
+        request=request, groups=groups, choices=choices, until=until, ends=until
+    )
+
+
+@pytest.mark.parametrize("cluster", [EVEN, mixed_hosts()], ids=["even", "mixed"])
+def test_proposals_pause_after_each_batch_and_each_plan(cluster: Cluster) -> None:
+    problem = _hour(cluster)
+    known = Known(model=CostModel(problem.request.context))
+    proposer = Proposer(problem, load_network(), SearchConfig(climbing=0.0), known)
+    simulated, priced = [0], [0]
+    for _ in proposer.steps():
+        simulated.append(known.model.evaluations["simulated"])
+        priced.append(known.model.evaluations["analytic"])
+    assert simulated[-1] > 3
+    # A plan is cut in at most three ways.
+    assert np.diff(simulated).max() <= 3
+    # A batch of prices is no larger, however many meshes there are.
+    assert np.diff(priced).max() <= 8_000
+
+
+def test_plain_orders_are_simulated_before_any_are_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = _hour(mixed_hosts())
+    assert problem.order_matters
+    known = Known(model=CostModel(problem.request.context))
+    monkeypatch.setattr(Proposer, "_draw", None)
+    proposer = Proposer(problem, load_network(), SearchConfig(), known)
+    with pytest.raises(TypeError):
+        completed(proposer.steps())
+    groups, subsets = problem.groups, problem.choices.subsets
+    plain = {
+        order.tobytes()
+        for subset in subsets
+        for order in groups.orders(subset.sequences, subset.count)
+    }
+    assert known.found
+    assert all(one.order.tobytes() in plain for one, _ in known.found)
