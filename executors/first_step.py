@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from executors.data import Batch, slice_batch
 from executors.steps import gradient_norm, gradient_norms, left_as_it_was
+from executors.strategies.casts import cast_inputs, uncast_weights
 from executors.strategies.dropout import DropoutOff
 from executors.strategies.low_precision import multiply_in_float8
 from executors.trainer import Trainer
@@ -248,33 +249,13 @@ def _cast(model: nn.Module, plan: Plan) -> None:
     if precision.activation_dtype == precision.parameter:
         return
     dtype = _dtype(precision)
-    normed = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, _BatchNorm)
-        for parameter in module.parameters()
-    }
+    normed = uncast_weights(model)
     for parameter in model.parameters():
-        if id(parameter) not in normed:
+        if parameter not in normed:
             parameter.data = parameter.data.to(dtype)
-
-    def enter(_: Any, args: Any, kwargs: Any) -> Any:
-        return _cast_floats(args, dtype), _cast_floats(kwargs, dtype)
-
     units = {unit for stage in plan.strategy.stages for unit in stage.modules}
-    for name, module in model.named_modules():
-        if not name or name in units:
-            module.register_forward_pre_hook(enter, with_kwargs=True)
-
-
-def _cast_floats(tree: Any, dtype: torch.dtype) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.to(dtype) if tree.is_floating_point() else tree
-    if isinstance(tree, dict):
-        return {key: _cast_floats(value, dtype) for key, value in tree.items()}
-    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
-        return tuple(_cast_floats(value, dtype) for value in tree)
-    return tree
+    named = {name for name, _ in model.named_modules()}
+    cast_inputs(model, sorted(units & named - {""}), dtype)
 
 
 def _take_gradients(model: nn.Module, sums: dict[str, torch.Tensor]) -> None:

@@ -9,7 +9,8 @@ microbatches, in one group for each pair and direction.
 A microbatch runs backward with the weights that it ran forward with. Weights that are
 to be updated while microbatches under way began with them are left to those, and a copy
 is updated. Recomputation takes place with the older weights and the random numbers of
-the forward, too.
+the forward, too. Where a plan computes in another dtype than its weights have, a
+version is a copy in that dtype, and gradients of it are summed in the weights' own.
 
 Losses are known to all ranks when the pipeline is drained.
 
@@ -32,6 +33,7 @@ from torch.func import functional_call
 from executors.mesh import ProcessMesh
 from executors.replicas import KeepsOwn, Replicas
 from executors.steps import ParallelModel, PlainStep, model_inputs
+from executors.strategies.casts import uncast_weights
 from planner.schema.methods.asynchronous import Asynchronous
 
 if TYPE_CHECKING:
@@ -46,8 +48,8 @@ class Version:
 
     Attributes:
         number: Updates before it.
-        values: Leaves by name, which share memory with the parameters until these are
-            updated.
+        values: Leaves by name; they share memory with the parameters until these are
+            updated, or are copies in the dtype that is computed in.
         users: Microbatches that have run forward with it, and not backward.
     """
 
@@ -74,16 +76,27 @@ class StashedWeights:
         module: The stage.
         optimizer: Of its weights.
         every: Backwards whose gradients, summed up, make an update.
+        compute: Dtype in which the stage computes; None for that of its weights.
     """
 
     def __init__(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, every: int
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        every: int,
+        compute: torch.dtype | None = None,
     ) -> None:
         self._host, self._optimizer, self._every = _Host(module), optimizer, every
         self._trained = {
             name: weight
             for name, weight in self._host.named_parameters()
             if weight.requires_grad
+        }
+        full = uncast_weights(module)
+        self._cast = {
+            name: compute
+            for name, weight in self._host.named_parameters()
+            if compute is not None and weight not in full and weight.is_floating_point()
         }
         self._sums: dict[str, torch.Tensor] = {}
         self._added = self._number = self._oldest = 0
@@ -98,22 +111,44 @@ class StashedWeights:
         if self._newest is None:
             values = {
                 # The data of a parameter does not know of changes to it.
-                name: weight.data.requires_grad_()
+                name: self._computed(name, weight.data).requires_grad_()
                 for name, weight in self._trained.items()
             }
             self._newest = Version(self._number, values)
         self._newest.users += 1
         return self._newest
 
+    def _computed(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return a weight in the dtype that is computed in."""
+        dtype = self._cast.get(name)
+        return value if dtype is None else value.to(dtype)
+
+    def _frozen(self) -> dict[str, torch.Tensor]:
+        """Weights that are not trained, where they are cast."""
+        return {
+            name: self._computed(name, weight)
+            for name, weight in self._host.named_parameters()
+            if name in self._cast and name not in self._trained
+        }
+
+    def run_newest(self, work: Callable[[], Any]) -> Any:
+        """Do some work at the newest weights, whose gradients it may make."""
+        values = {
+            name: self._computed(name, weight) for name, weight in self._trained.items()
+        }
+        return functional_call(self._host, {**values, **self._frozen()}, (work,))
+
     def run(self, version: Version, work: Callable[[], Any]) -> Any:
         """Do some work for which the stage has the weights of a version."""
-        return functional_call(self._host, version.values, (work,))
+        values = {**version.values, **self._frozen()}
+        return functional_call(self._host, values, (work,))
 
     def end(self, version: Version) -> None:
         """Take the gradients of a backward, and update the weights when that is due."""
         for name, value in version.values.items():
             grad, value.grad = value.grad, None
             if grad is not None:
+                grad = grad.to(self._trained[name].dtype)
                 before = self._sums.get(name)
                 self._sums[name] = grad if before is None else before + grad
         version.users -= 1
@@ -133,8 +168,9 @@ class StashedWeights:
         if self._newest is not None and self._newest.users:
             self.older += 1
             self.most_older = max(self.most_older, self.older)
-            for weight in self._trained.values():
-                weight.data = weight.data.clone()
+            for name, weight in self._trained.items():
+                if name not in self._cast:
+                    weight.data = weight.data.clone()
         self._newest = None
         for name, weight in self._trained.items():
             weight.grad = self._sums.get(name)
@@ -276,7 +312,11 @@ class AsynchronousReplicas:
         for group in trainer.optimizer.param_groups:
             group["lr"] *= self.settings.rate_scale(self._stages)
         every = self.settings.update_every
-        self._weights = StashedWeights(self._module, trainer.optimizer, every)
+        precision = strategy.precision
+        compute = None
+        if precision.compute != precision.parameter:
+            compute = getattr(torch, precision.compute)
+        self._weights = StashedWeights(self._module, trainer.optimizer, every, compute)
         if trainer.pipeline is not None:
             (lowered,) = trainer.pipeline.lowered
             self._links = _links(place, lowered.receives, lowered.sends)
@@ -326,7 +366,10 @@ class AsynchronousReplicas:
     ) -> torch.Tensor | None:
         """See :meth:`executors.steps.Step.backward`; at the newest weights."""
         self._drain()
-        return PlainStep().backward(trainer, local)
+        loss: torch.Tensor | None = self.weights.run_newest(
+            lambda: PlainStep().backward(trainer, local)
+        )
+        return loss
 
     def _forward(self, inputs: Mapping[str, torch.Tensor], last: int) -> Any:
         """Run forward of the next microbatch; the stage's output.

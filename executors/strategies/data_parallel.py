@@ -32,6 +32,7 @@ from executors.communication.buckets import BucketedReplicas, Exchange
 from executors.communication.tables import ShardSums, TableExchange
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
+from executors.strategies.casts import cast_inputs
 from executors.strategies.compression import bucket_mb, compress_gradients
 from planner.plugins import load_object
 from planner.schema import Overlap, Precision, Strategy
@@ -84,6 +85,10 @@ def make_data_parallel(
     if lone and not _casts(strategy.precision):
         return model
     if not any(True for _ in model.parameters()):
+        return model
+    if strategy.asynchrony.unflushed:
+        # Its replicas cast the weights that they stash.
+        cast_inputs(model, units, _torch_dtype(strategy.precision.compute))
         return model
     if strategy.shards_by_table and place.reduces:
         # Of shards of one replica each; a table averages them, see ``sum_shards``.

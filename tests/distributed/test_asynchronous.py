@@ -39,6 +39,8 @@ MOMENTUM = Optimizer(name="SGD", learning_rate=0.1, momentum=0.9, weight_decay=1
 #: Whose memory is long enough for older gradients.
 NADAM = Optimizer(name="NAdam", learning_rate=1e-2, betas=(0.99, 0.999))
 MICROBATCHES = 4
+#: Weights in float32, products in bfloat16.
+MIXED = Precision(compute="bfloat16")
 
 
 def _plan(stages: int, model: str = "llama", **changes: Any) -> Plan:
@@ -114,6 +116,18 @@ def _rule(
     return torch.optim.NAdam(parameters, rate, betas=spec.betas)
 
 
+def _narrow_floats(_: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Cast floats that enter a unit, as mixed precision does."""
+
+    def cast(one: Any) -> Any:
+        if isinstance(one, tuple):
+            return tuple(map(cast, one))
+        floats = isinstance(one, torch.Tensor) and one.is_floating_point()
+        return one.bfloat16() if floats else one
+
+    return cast(args), {name: cast(value) for name, value in kwargs.items()}
+
+
 class _Serial:
     """The rule in one process: all versions of each stage's weights.
 
@@ -126,6 +140,11 @@ class _Serial:
         assert isinstance(settings, Asynchronous)
         self.settings = settings
         self.model = build_model(lambda: build(plan.model.name))
+        self.narrow = plan.strategy.precision.compute == "bfloat16"
+        if self.narrow:
+            for unit in ("", *(u for s in plan.strategy.stages for u in s.modules)):
+                part = self.model.get_submodule(unit)
+                part.register_forward_pre_hook(_narrow_floats, with_kwargs=True)
         self.named = dict(self.model.named_parameters())
         spec = plan.strategy.optimizer
         self.rules = [
@@ -151,7 +170,8 @@ class _Serial:
         """Weight that the next microbatch computes with."""
         lag = self.stages - 1 - _stage_of(self.plan, name)
         updates = max(self.done - lag, 0) // self.settings.update_every
-        return self.versions[updates][name].clone().requires_grad_()
+        weight = self.versions[updates][name].clone()
+        return (weight.bfloat16() if self.narrow else weight).requires_grad_()
 
     def microbatch(self, batch: dict[str, torch.Tensor], loss: LossFunction) -> Any:
         """Loss of a microbatch; its gradients update all stages, if that is due."""
@@ -162,10 +182,8 @@ class _Serial:
         (value * (many / every)).backward()
         for name, weight in weights.items():
             if weight.grad is not None:
-                before = self.sums.get(name)
-                self.sums[name] = (
-                    weight.grad if before is None else before + weight.grad
-                )
+                before, grad = self.sums.get(name), weight.grad.float()
+                self.sums[name] = grad if before is None else before + grad
         self.done += 1
         if not self.done % every:
             for name, p in self.named.items():
@@ -224,6 +242,15 @@ def test_weights_are_those_of_the_serial_rule(pool: Pool, stages: int) -> None:
         pytest.param({"recompute": "full"}, id="full recomputation"),
         pytest.param({"recompute": "selective"}, id="selective recomputation"),
         pytest.param({"model": "nested"}, id="other loss"),
+        pytest.param({"precision": MIXED}, id="bfloat16"),
+        pytest.param(
+            {
+                "precision": MIXED,
+                "recompute": "full",
+                "asynchrony": Asynchronous(drain_every=12, update_every=2),
+            },
+            id="bfloat16, recomputed, two microbatches an update",
+        ),
         pytest.param(
             {"asynchrony": Asynchronous(drain_every=12, update_every=2)},
             id="two microbatches an update",
@@ -465,6 +492,24 @@ def gradients(text: str) -> dict[str, np.ndarray]:
     return found | {name: weight.numpy().copy() for name, weight in weights}
 
 
+def test_versions_in_bfloat16_are_copies_of_weights_in_float32() -> None:
+    torch.manual_seed(0)
+    model = _Layer()
+    model.inner.bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([model.inner.weight], lr=0.5)
+    kept = StashedWeights(model, optimizer, 1, torch.bfloat16)
+    version, before = kept.begin(), model.inner.weight.detach().clone()
+    value = torch.randn(4, 8, dtype=torch.bfloat16)
+    kept.run(version, lambda: model(value).sum()).backward()
+    (held,) = version.values.values()
+    assert held.dtype == held.grad.dtype == torch.bfloat16
+    grad = held.grad.float()
+    kept.end(version)
+    assert model.inner.weight.dtype == model.inner.bias.dtype == torch.float32
+    assert torch.equal(model.inner.weight, before - 0.5 * grad)
+    assert torch.equal(held, before.bfloat16())
+
+
 def test_backward_alone_is_of_the_newest_weights(pool: Pool) -> None:
     plan = _plan(2)
     model = build_model(lambda: build(plan.model.name))
@@ -618,7 +663,7 @@ def test_digits_are_told_at_a_rate_of_one_over_the_stages() -> None:
             {"asynchrony": Asynchronous(recompute="full")},
             "recompute=none; .*recompute=full, use that",
         ),
-        ({"precision": Precision(compute="bfloat16")}, "compute=bfloat16; .*one dtype"),
+        ({"precision": Precision(compute="float16")}, "compute=float16; .*bfloat16"),
         ({"compile": True}, "compile=True; .*use compile=False"),
         ({"semantics": "exact"}, "semantics=exact; .*say semantics=approximate"),
     ],

@@ -6,7 +6,8 @@ updates its weights behind each backward, or each ``update_every``-th:
 step of M microbatches = M / D makespan(D), the update part of each backward
 
 bytes added on stage s of S = (S - 1 - s) / update_every W, rounded up, for W bytes of
-trained weights: the versions that microbatches under way began with. An update that
+trained weights in the dtype that is computed in: the versions that microbatches under
+way began with. An update that
 begins a new one copies them: a read and a write of W. What recomputation keeps of a
 microbatch is the schedule's own, inputs of units times as many as are under way.
 
@@ -105,7 +106,7 @@ class AsynchronousPricing(PipelinePricing):
     def memory(self, stages: Stages) -> PipelineMemory:
         """Bytes of a window's order, and of the versions of weights that it keeps."""
         window = self._window(stages, self.settings.drain_every)
-        weights = stages.parameters.trained_shard * stages.context.scalar_bytes.stored
+        weights = stages.parameters.trained_shard * stages.context.scalar_bytes.compute
         older = [
             self.settings.older_versions(rank, stages.pp) for rank in range(stages.pp)
         ]

@@ -232,11 +232,12 @@ def _recomputation(case: Case) -> str | None:
 def _plain_arithmetic(case: Case) -> str | None:
     strategy, precision = case.strategy, case.strategy.precision
     shown = f"asynchrony={strategy.asynchrony}"
-    if precision.parameter != precision.compute:
+    if precision.compute not in (precision.parameter, "bfloat16"):
         return (
             f"{shown} with parameter={precision.parameter} and compute="
-            f"{precision.compute}; weights are cast in place, not those that are "
-            f"stashed, use one dtype for both or asynchrony=flushed"
+            f"{precision.compute}; stashed weights are cast to bfloat16 alone, whose "
+            f"gradients need no scale that all stages agree on, use "
+            f"compute=bfloat16 or asynchrony=flushed"
         )
     if strategy.compile:
         return (
