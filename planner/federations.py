@@ -13,10 +13,17 @@ from planner import __version__
 from planner.api import plan_graph, read_model
 from planner.cluster import Cluster
 from planner.cost.federation import ExchangeCost, price_exchange
+from planner.device_sets import list_choices
 from planner.errors import ClusterError, NoFeasiblePlanError, StrategyError
 from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice
-from planner.request import DEFAULT_RISK, PlanOptions, make_request
+from planner.request import (
+    DEFAULT_RISK,
+    PlanOptions,
+    default_precision,
+    devices_without,
+    make_request,
+)
 from planner.schema import Optimizer, Plan, Precision
 from planner.schema.federation import (
     Federation,
@@ -106,7 +113,9 @@ def federate(
         most_members: Largest number of members that is tried.
         partitioner: As for :func:`planner.plan`, for the plan of each member.
         pin: Likewise; holds in every member.
-        precision: As for :func:`planner.plan`; likewise all that follow.
+        precision: As for :func:`planner.plan`; likewise all that follow. None for the
+            dtype in which each member's devices are fastest; weights, which are
+            averaged, are in float32.
         optimizer: See there.
         grad_clip_norm: Of a member's own gradient.
         calibration: See there.
@@ -124,6 +133,7 @@ def federate(
         global_batch=global_batch,
         pin=pin or {},
         precision=precision or Precision(),
+        any_dtype=precision is None,
         optimizer=optimizer or Optimizer(),
         grad_clip_norm=grad_clip_norm,
         calibration=calibration,
@@ -271,12 +281,16 @@ class FleetPlanner:
             return self._plans[key]
         if devices not in self._parts:
             self._parts[devices] = self.fleet.part(devices)
-        options = replace(self.options, global_batch=samples)
+        part, asked = self._parts[devices], self.options.precision
+        given = None if self.options.any_dtype else asked
+        options = replace(
+            self.options,
+            global_batch=samples,
+            precision=default_precision(part, given)[0],
+        )
         if partitioner == _QUICK:
             options = replace(options, evaluation_budget=_QUICK_BUDGET)
-        made = plan_graph(
-            self.graph, self._parts[devices], options, partitioner=partitioner
-        )
+        made = plan_graph(self.graph, part, options, partitioner=partitioner)
         made = made.model_copy(update={"timing_s": {}})
         if partitioner == _QUICK:
             self._plans[key] = made
@@ -408,9 +422,9 @@ def plan_divisions(
     Raises:
         NoFeasiblePlanError: If no part of the fleet holds the model.
     """
-    fleet, options = planner.fleet, planner.options
+    options = planner.options
     if pricer is None:
-        pricer = SegmentPricer(make_request(planner.graph, fleet, options))
+        pricer = _segment_pricer(planner)
     period = planner.exchange.period if planner.exchange else _LONGEST
     most = min(most, options.global_batch)
     found: dict[tuple[tuple[int, ...], ...], PlannedDivision] = {}
@@ -431,6 +445,32 @@ def plan_divisions(
     if not planned:
         return [_whole(planner)], len(pricer)
     return [planner.evened(planned[0]), *planned[1:]], len(pricer)
+
+
+def _segment_pricer(planner: FleetPlanner) -> SegmentPricer:
+    """Price segments in a dtype that all their devices compute in.
+
+    Raises:
+        StrategyError: If a dtype is asked for that some devices of the fleet lack.
+    """
+    fleet, options = planner.fleet, planner.options
+    request = make_request(planner.graph, fleet, options)
+    if not options.any_dtype:
+        default_precision(fleet, options.precision)
+        return SegmentPricer(request)
+    names = devices_without(fleet, "bfloat16")
+    if not names:
+        return SegmentPricer(request)
+    wide = replace(options, precision=default_precision(fleet)[0])
+    # The last is float16 where the executors scale the loss.
+    every = [one for one in list_choices(fleet, wide) if one.cluster is fleet]
+    others = SegmentPricer(make_request(planner.graph, fleet, every[-1].options))
+    lacking = [
+        host
+        for host, kind in enumerate(others.groups.kinds.tolist())
+        if fleet.device_types[kind].name in names
+    ]
+    return SegmentPricer(request, others, lacking)
 
 
 def _drawn_orders(planner: FleetPlanner, pricer: SegmentPricer) -> Sequence[Index]:

@@ -18,9 +18,17 @@ from planner.errors import (
     TopologyError,
     UnknownNameError,
 )
-from planner.federations import FleetPlanner, _moved_shares, _share, plan_divisions
-from planner.request import PlanOptions
+from planner.federations import (
+    FleetPlanner,
+    _moved_shares,
+    _segment_pricer,
+    _share,
+    plan_divisions,
+)
+from planner.request import PlanOptions, make_request
+from planner.schema import Precision
 from planner.schema.cluster import ClusterDocument
+from planner.search.federation import SegmentPricer
 from tests.plans import gpt2_graph
 
 
@@ -235,3 +243,46 @@ def test_orders_of_the_pointer_make_no_division_worse(seed: int) -> None:
     rules = plan_divisions(replace(planner, orderer=None), 3)[0]
     assert {one.devices for one in rules} <= {one.devices for one in both}
     assert both[0].step_time_s <= rules[0].step_time_s
+
+
+# -- Dtypes ----------------------------------------------------------------------------
+
+
+def test_members_train_in_dtypes_that_their_devices_compute_in() -> None:
+    """A T4 and a V100 have no bfloat16; all weights are in float32."""
+    machines = fleet(["rtx4090-24", "t4-16", "v100-16"], [10_000.0] * 3)
+    made = small(machines, members=[[0], [1], [2]])
+    found = [member.plan.strategy.precision for member in made.members]
+    assert [one.compute for one in found] == ["bfloat16", "float16", "float16"]
+    assert {one.parameter for one in found} == {"float32"}
+    assert small(machines).members
+
+
+def test_a_dtype_that_is_asked_for_is_kept_or_refused() -> None:
+    machines = fleet(["rtx4090-24", "t4-16"], [10_000.0] * 2)
+    made = small(machines, precision=Precision(compute="float32"))
+    for member in made.members:
+        assert member.plan.strategy.precision.compute == "float32"
+    for members in (None, [[0], [1]]):
+        with pytest.raises(StrategyError, match="bfloat16 on t4-16, which has no"):
+            small(machines, members=members, precision=Precision())
+    alone = small(machines, members=[[0]], precision=Precision())
+    assert alone.members[0].plan.strategy.precision.compute == "bfloat16"
+
+
+def test_segments_are_priced_in_a_dtype_of_all_their_hosts() -> None:
+    machines = fleet(["rtx4090-24", "t4-16"], [10_000.0] * 2)
+
+    def planner(**changes: Any) -> FleetPlanner:
+        options = PlanOptions(global_batch=32, **changes)
+        return FleetPlanner(
+            graph=gpt2_graph(), fleet=machines, options=options, exchange=None
+        )
+
+    narrow = _segment_pricer(planner(any_dtype=True))
+    half = _segment_pricer(planner(precision=Precision(compute="float16")))
+    assert narrow.of((1,)) == half.of((1,))
+    assert narrow.of((0, 1)) == half.of((0, 1))
+    wide = make_request(gpt2_graph(), machines, PlanOptions(global_batch=32))
+    both = SegmentPricer(wide)
+    assert narrow.of((0,)) == both.of((0,))

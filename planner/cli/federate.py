@@ -88,7 +88,7 @@ class FederateCommand:
             "most_members": self.most_members,
             "partitioner": self.partitioner,
             "pin": parse_pins(self.pin),
-            "precision": self.training.precision(),
+            "precision": None if self.training.any_dtype else self.training.precision(),
             "optimizer": self.training.build_optimizer(),
             "grad_clip_norm": self.training.grad_clip_norm,
             "calibration": self.calibration,

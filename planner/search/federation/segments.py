@@ -17,7 +17,7 @@ all segments of many orders at once; whoever asks plans the best divisions exact
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,14 +67,22 @@ class SegmentPricer:
 
     Args:
         request: Question about the whole fleet; its batch is that of all members.
+        others: Pricer of segments with a host of ``lacking``, in another precision.
+        lacking: Hosts whose devices do not compute in the request's.
 
     Attributes:
         request: The same.
         groups: Hosts with their free devices.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(
+        self,
+        request: Request,
+        others: SegmentPricer | None = None,
+        lacking: Collection[int] = (),
+    ) -> None:
         self.request, self._context = request, request.context
+        self._others, self._lacking = others, frozenset(lacking)
         self.groups = group_devices(request.context)
         self._model = CostModel(request.context)
         self._rows: dict[tuple[int, int], StrategyTable] = {}
@@ -99,6 +107,11 @@ class SegmentPricer:
     def price(self, segments: Iterable[Segment]) -> None:
         """Price those of some segments that are not known yet."""
         new = [one for one in dict.fromkeys(segments) if one not in self._known]
+        if self._others is not None:
+            lacking = [one for one in new if self._lacking.intersection(one)]
+            self._others.price(lacking)
+            self._known.update((one, self._others.of(one)) for one in lacking)
+            new = [one for one in new if one not in self._known]
         batch: list[tuple[Segment, StrategyTable]] = []
         size = 0
         for one in new:
