@@ -208,15 +208,19 @@ class _Normalised(torch.autograd.Function):
         middle, steep = mean.view(shape), inverse.view(shape)
         pieces = _pieces(value)
 
-        def parts(piece: slice) -> tuple[torch.Tensor, torch.Tensor]:
-            unit = (value[:, piece].to(wide) - middle[:, piece]) * steep[:, piece]
-            return grad[:, piece].to(wide), unit
+        def unit_of(piece: slice) -> torch.Tensor:
+            """Values less their mean over their deviation; a tensor of its own."""
+            unit: torch.Tensor = value[:, piece].to(wide, copy=True)
+            unit.sub_(middle[:, piece]).mul_(steep[:, piece])
+            return unit
 
-        every = (parts(piece) for piece in pieces)
-        rows = [
-            torch.stack([one.sum(ctx.along), (one * unit).sum(ctx.along)])
-            for one, unit in every
-        ]
+        rows = []
+        for piece in pieces:
+            unit, one = unit_of(piece), grad[:, piece].to(wide)
+            sums_of = [one.sum(ctx.along), unit.mul_(one).sum(ctx.along)]
+            rows.append(torch.stack(sums_of))
+            # Before the next piece's take memory beside them.
+            del unit, one
         sums = torch.cat(rows, 1)
         of_bias, of_weight = sums.clone()
         for group in ctx.groups:
@@ -226,9 +230,11 @@ class _Normalised(torch.autograd.Function):
         first, second, scale = (x.view(shape) for x in (first, second, scale))
         of_value = torch.empty_like(value)
         for piece in pieces:
-            one, unit = parts(piece)
-            part = one - first[:, piece] - unit * second[:, piece]
-            of_value[:, piece] = part * scale[:, piece]
+            unit = unit_of(piece).mul_(second[:, piece])
+            part = grad[:, piece].to(wide, copy=True)
+            part.sub_(first[:, piece]).sub_(unit).mul_(scale[:, piece])
+            of_value[:, piece] = part
+            del unit, part
         if weight is None:
             return of_value, None, None, None, None, None
         of_weight, of_bias = of_weight.to(weight.dtype), of_bias.to(weight.dtype)

@@ -168,7 +168,7 @@ def _empty_wide(value: torch.Tensor, halos: Halos) -> torch.Tensor:
 
 def _widened(
     value: torch.Tensor, grid: ShardGrid, halos: Halos, fill: float
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     """Put its halo round a shard.
 
     Args:
@@ -179,9 +179,10 @@ def _widened(
 
     Returns:
         The shard with the halo; and the halo before and behind along each dimension,
-        of which :func:`_rebuilt` makes the same again.
+        None past the border, of which :func:`_rebuilt` makes the same again.
     """
-    wide, kept = _empty_wide(value, halos), []
+    wide = _empty_wide(value, halos)
+    kept: list[torch.Tensor | None] = []
     for axis, (before, behind) in enumerate(halos):
         first, own, last = _strips(wide, halos, axis)
         dim, size = FIRST_SPATIAL + axis, own.shape[FIRST_SPATIAL + axis]
@@ -190,23 +191,30 @@ def _widened(
         down = own.narrow(dim, 0, behind).contiguous()
         up = own.narrow(dim, size - before, before).contiguous()
         arrived = _swap(grid, axis, down, up)
-        for strip, edge, like in zip((first, last), arrived, (up, down), strict=True):
-            edge = torch.full_like(like, fill) if edge is None else edge
-            strip.copy_(edge)
+        for strip, edge in zip((first, last), arrived, strict=True):
+            _fill_strip(strip, edge, fill)
             kept.append(edge)
     return wide, kept
 
 
+def _fill_strip(strip: torch.Tensor, edge: torch.Tensor | None, fill: float) -> None:
+    """Write a halo, or what stands past the border, to where it belongs."""
+    if edge is None:
+        strip.fill_(fill)
+    else:
+        strip.copy_(edge)
+
+
 def _rebuilt(
-    value: torch.Tensor, edges: Sequence[torch.Tensor], halos: Halos
+    value: torch.Tensor, edges: Sequence[torch.Tensor | None], halos: Halos
 ) -> torch.Tensor:
-    """Put a halo that was kept round a shard."""
+    """Put a halo that was kept round a shard, zeros past the border."""
     wide, left = _empty_wide(value, halos), list(edges)
     for axis, (before, behind) in enumerate(halos):
         if before + behind:
             first, _, last = _strips(wide, halos, axis)
-            first.copy_(left.pop(0))
-            last.copy_(left.pop(0))
+            _fill_strip(first, left.pop(0), 0.0)
+            _fill_strip(last, left.pop(0), 0.0)
     return wide
 
 

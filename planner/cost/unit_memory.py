@@ -193,8 +193,9 @@ def whole_bytes_of(
 
     Backward goes from the last unit to the first, and lets go of what each has saved.
     With a unit's weights it gathers those of the unit before; when it is done with the
-    unit it copies its gradients to reduce them, and keeps the copy until the next are
-    copied. A head's weights are not wanted until its loss is done with; their gradient
+    unit it lets go of the weights, where they are not wanted in another backward, then
+    copies its gradients to reduce them, and keeps the copy until the next are copied. A
+    head's weights are not wanted until its loss is done with; their gradient
     is made beside that of the logits. Experts that ep divides are gathered and reduced
     on their own, before the rest of their unit.
     Source: torch.distributed.fsdp, _fully_shard/_fsdp_param_group.py (pre_backward,
@@ -210,7 +211,7 @@ def whole_bytes_of(
 
     Returns:
         Beyond all that is saved, then that of the first two units alone, which are the
-        last to be done; by what is in flight and recompute kind. Shape [2, 3, 3, C].
+        last to be done; by what is in flight and recompute kind. Shape [2, 4, 3, C].
     """
     of, graph = context.scalar_bytes, context.graph
     heads = np.array(
@@ -234,13 +235,17 @@ def whole_bytes_of(
     gathered = of.compute * (dense + experts)
     gathered += of.compute * _taken(dense + together * experts, earlier)
     copied = of.reduce * _taken(trained + together * more, later)
-    trained = np.maximum(trained + together * more, more)
+    first = trained + together * more >= more
+    trained = np.where(first, trained + together * more, more)
+    # Of what is reduced first, the weights go before its gradients are copied.
+    freed = of.compute * np.where(first, dense + together * experts, experts)
+    made = of.compute * trained
+    released = made + np.maximum(of.reduce * trained - freed, logits)
     narrower = np.zeros_like(dense)
     if context.regime.loss_chunks > 1:
         # Where logits are small it counts that weights go before gradients are copied.
         narrower = np.where(heads, of.compute * dense, 0.0)
-    made = of.compute * trained
-    made += np.maximum(of.reduce * trained - narrower, logits)
+    made = made + np.maximum(of.reduce * trained - narrower, logits)
     before = np.cumsum(saved, axis=-1)
     # Weights of a root stay gathered from the first forward on.
     stays = of.compute * np.where(root, dense, 0.0).sum(axis=-1, keepdims=True)
@@ -252,6 +257,7 @@ def whole_bytes_of(
             np.maximum(before + transient + copied, behind + made),
             np.maximum(before + transient + copied + begun, behind + made + gathered)
             + stays,
+            np.maximum(before + transient + copied, behind + released),
         ]
     )
     beyond = most.max(axis=-1) - before[..., -1]

@@ -125,7 +125,7 @@ class UnitCosts:
         transient_bytes: Working set beyond that, by recompute kind. [3, C, U].
         whole_bytes: Most that a device with all units needs beyond what they have all
             saved, and that the first two units need, with what they have saved; by
-            :data:`planner.cost.table.memory.IN_FLIGHT` and recompute kind. Shape [2, 3,
+            :data:`planner.cost.table.memory.IN_FLIGHT` and recompute kind. Shape [2, 4,
             3, C].
         alone_bytes: Cast weights, gradients and working set of the only device of a
             model, see :func:`planner.cost.unit_memory.alone_bytes_of`. Shape [3, 3, C].

@@ -165,9 +165,25 @@ def test_predicted_traffic_is_that_of_a_dry_run(kind: str) -> None:
     assert told["all_gather"] == pytest.approx(counted["all_gather"], rel=0.02)
 
 
+@pytest.mark.parametrize("zero", [1, 2])
+def test_predicted_memory_lets_go_of_weights_before_gradients_are_copied(
+    zero: int,
+) -> None:
+    # All but a twentieth of the weights are one dense layer's.
+    found = plan("cosmoflow-32", "local:2", global_batch=1, pin={"zero_stage": zero})
+    assert found.strategy.precision.compute == "bfloat16"
+    ran = dry_run(found, load_model("cosmoflow-32").build, 0)
+    assert ran.failure is None
+    told = found.prediction.memory[0].total_bytes
+    assert told == pytest.approx(sum(ran.memory_bytes.values()), rel=0.03)
+
+
 @pytest.mark.parametrize("ways", [2, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["cosmoflow", "unet3d"])
-def test_shards_hold_their_part_of_the_activations(kind: str, ways: int) -> None:
+def test_shards_hold_their_part_of_the_activations(
+    kind: str, dtype: str, ways: int
+) -> None:
     def built() -> nn.Module:
         if kind == "unet3d":
             return UNet3d(width=4)
@@ -183,7 +199,7 @@ def test_shards_hold_their_part_of_the_activations(kind: str, ways: int) -> None
     for cp in (1, ways):
         strategy = {
             "mesh": {"cp": cp},
-            "precision": {"compute": "float32"},
+            "precision": {"compute": dtype},
             "stages": [{"rank": 0, "modules": graph.unit_names}],
         }
         if cp > 1:

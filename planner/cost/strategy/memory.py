@@ -116,7 +116,7 @@ def memory_parts(
         *(np.asarray(count, dtype=np.int64) for count in counts),
     )
     stacked = np.stack([column.ravel() for column in columns[: len(sizes)]], axis=1)
-    parts_of = np.split(stacked, (5, 8, 14), axis=1)
+    parts_of = np.split(stacked, (5, 8, 8 + 2 * len(IN_FLIGHT)), axis=1)
     others = (column.flatten() for column in columns[len(sizes) :])
     each = Devices(*(np.ascontiguousarray(part) for part in parts_of), *others)
     found = peak_bytes(each, of)

@@ -82,10 +82,11 @@ class _Held(NamedTuple):
 
 
 #: Working sets by what of a unit's weights is in flight: nothing; gradients that are
-#: reduced unit by unit; weights that are gathered so, too.
-IN_FLIGHT = ("nothing", "gradients", "weights")
+#: reduced unit by unit; weights that are gathered so, too; gradients of units whose
+#: weights are let go of before.
+IN_FLIGHT = ("nothing", "gradients", "weights", "released")
 
-_NOTHING, _GRADIENTS, _WEIGHTS = range(len(IN_FLIGHT))
+_NOTHING, _GRADIENTS, _WEIGHTS, _RELEASED = range(len(IN_FLIGHT))
 
 
 @inner
@@ -96,6 +97,9 @@ def _in_flight(zero: int, pp: int, many: int, of: ScalarBytes) -> int:
     if zero == 3:
         return _WEIGHTS
     unitwise = zero == 1 or of.compute != of.stored
+    kept = not (of.gradients_ahead or of.computed_gradients or of.both_gradients)
+    if zero >= 1 and many == 1 and kept:
+        return _RELEASED
     if zero == 2 or (unitwise and many == 1 and not of.gradients_ahead):
         return _GRADIENTS
     return _NOTHING
@@ -186,7 +190,7 @@ class Devices(NamedTuple):
         held: When the first backward begins, when one begins behind a forward, and
             behind another. Shape [n, 3].
         working: Working sets by :data:`IN_FLIGHT`, then those of a unit that is the
-            last to be done. Shape [n, 6].
+            last to be done. Shape [n, 8].
         alone: Cast weights, gradients and working set of the only device of a model.
             Shape [n, 3].
         zero: ZeRO stage. Shape [n].
@@ -417,7 +421,7 @@ def _fill(
         peaks: Columns :data:`PEAKS`, likewise.
         crossing: Columns :data:`CROSSING`, likewise.
         whole: Working set of a device that has all units, by :data:`IN_FLIGHT` and
-            recompute kind, and of its last unit. Shape [pairs, 2, 3, 3].
+            recompute kind, and of its last unit. Shape [pairs, 2, 4, 3].
         alone: What the only device of a model needs. Shape [pairs, 3, 3].
         first: Trained scalars of the first unit. Shape [pairs].
         limits: Bytes that these ranks may use at each place. Shape [places, 3].

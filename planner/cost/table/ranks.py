@@ -66,7 +66,7 @@ class RankMemory:
         crossing: Bytes at the cuts of the same ranks, one microbatch. Shape [pairs, 3,
             CROSSING].
         whole: Working set of a device that has all units, by :data:`IN_FLIGHT` and
-            recompute kind, and of its last unit. Shape [pairs, 2, 3, 3].
+            recompute kind, and of its last unit. Shape [pairs, 2, 4, 3].
         alone: Cast weights, gradients and working set of the only device of a model,
             by recompute kind. Shape [pairs, 3, 3].
         first: Trained scalars of the first unit. Shape [pairs].

@@ -44,7 +44,7 @@ def parts(zero: int, **changes: Any) -> MemoryParts:
         "pp": 1,
         "num_microbatches": 1,
         "held_bytes": (0.0, 0.0, 0.0),
-        "working_bytes": (0.0,) * 6,
+        "working_bytes": (0.0,) * 8,
         "receive_bytes": 0.0,
     }
     on_gpu = changes.pop("on_gpu", False)
@@ -119,11 +119,17 @@ def test_gradients_accumulate_in_the_wider_dtype() -> None:
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_what_is_in_flight_depends_on_the_zero_stage(zero: int) -> None:
-    working = {"working_bytes": (1.0, 20.0, 300.0) * 2}
+    working = {"working_bytes": (1.0, 20.0, 300.0, 4000.0) * 2}
     for many in (1, 2):
         found = parts(zero, precision=MIXED, num_microbatches=many, **working)
-        # ZeRO 1 reduces nothing before its last microbatch.
-        unitwise = {1: 20.0 if many == 1 else 1.0, 2: 20.0, 3: 300.0}[zero]
+        # ZeRO 1 reduces nothing before its last microbatch, and no weights are wanted
+        # behind it.
+        last = many == 1
+        unitwise = {
+            1: 4000.0 if last else 1.0,
+            2: 4000.0 if last else 20.0,
+            3: 300.0,
+        }[zero]
         assert found.activations == unitwise
     assert parts(zero, pp=2, num_microbatches=4, **working).activations == 1.0
 
@@ -174,7 +180,7 @@ def test_activations_buffers_and_reserve() -> None:
     lean = Recipe(name="lean", receive_buffers="in_flight", reserve_bytes=7.0)
     numbers = {
         "held_bytes": (100.0, 100.0, 0.0),
-        "working_bytes": (10.0,) * 6,
+        "working_bytes": (10.0,) * 8,
         "receive_bytes": 3.0,
     }
     on_cpu = parts(0, **numbers, num_microbatches=5)
