@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from planner.errors import ExecutionError, StrategyError
-from planner.schema import Communication
+from planner.schema import Communication, Precision
 from planner.schema.send_tables import (
     SendTable,
     direct,
@@ -18,7 +18,8 @@ from planner.schema.send_tables import (
     tree,
 )
 from planner.schema.strategy import Collective
-from tests.distributed.compare import distance
+from tests.distributed.cases import make_plan, train
+from tests.distributed.compare import STEPS, Distance, distance
 from tests.distributed.pool import Pool
 
 TABLES = {
@@ -137,3 +138,49 @@ def test_shards_stages_and_parts_sum_over_their_replicas(pool: Pool, name: str) 
             **SHARDED[name],
         )
         assert far.largest <= 1e-4
+
+
+EXPERTS = {
+    "zero2": {"dp_shard": 2, "ep": 2, "zero_stage": 2, "num_microbatches": 2},
+    "zero3": {"dp_shard": 2, "ep": 2, "zero_stage": 3},
+    "over-tp": {"ep": 2, "tp": 2, "sequence_parallel": True},
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_sum_over_their_replicas(pool: Pool, name: str) -> None:
+    far = distance(
+        pool,
+        "mixtral",
+        dp_replicate=2,
+        communication=Communication(replicas=Collective(algorithm="ring")),
+        grad_clip_norm=1.0,
+        **EXPERTS[name],
+    )
+    assert far.largest <= 1e-4
+
+
+@pytest.mark.parametrize(("model", "zero"), [("llama", 3), ("mixtral", 2)])
+def test_bfloat16_computes_with_what_the_library_sums(
+    pool: Pool, model: str, zero: int
+) -> None:
+    found = []
+    for algorithm in ("ring", "library"):
+        plan = make_plan(
+            model,
+            dp_replicate=2,
+            dp_shard=2,
+            ep=2 if model == "mixtral" else 1,
+            zero_stage=zero,
+            num_microbatches=2,
+            precision=Precision(compute="bfloat16"),
+            communication=Communication(replicas=Collective(algorithm=algorithm)),
+        )
+        found.append(pool.run(train, 4, plan.to_json(), STEPS, False)[0])
+    for step in found[1]:
+        for name in {"grads", "weights"} & step.keys():
+            step[name] = {key: torch.tensor(value) for key, value in step[name].items()}
+    far = Distance(*found)
+    # The sum of two float32 gradients, in whichever order.
+    assert far.first_gradients <= 1e-6
+    assert far.largest <= 1e-2
