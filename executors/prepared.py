@@ -48,6 +48,7 @@ from executors.trainer import StepResult
 from executors.weights.options import WeightOptions
 from planner.errors import ExecutionError
 from planner.schema import Plan
+from planner.schema.nccl import nccl_environment
 
 __all__ = ["Prepared", "SchedulerFactory", "prepare"]
 
@@ -126,6 +127,7 @@ class Prepared:
                 rank_timeout_s=rank_timeout_s,
                 device_ids=plan.strategy.device_ids(),
                 alone=self.membership is not None,
+                variables=nccl_environment(plan.strategy),
             )
             stack.enter_context(group)
             self.trainer, self.inventory = prepare_trainer(

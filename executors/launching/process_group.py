@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -39,6 +39,7 @@ def process_group(
     rank_timeout_s: float = RANK_TIMEOUT_S,
     device_ids: Sequence[int] = (),
     alone: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
     """A process group for the block: gloo on CPUs, NCCL on GPUs.
 
@@ -59,6 +60,8 @@ def process_group(
             from the last rank that came) or lost (later), in seconds.
         device_ids: Device id of every rank; () if processes are in their order.
         alone: Whether the group has this process alone, whatever the environment says.
+        variables: Of the environment, that NCCL finds when groups are made in the
+            block; those that are set stay as they are.
 
     Raises:
         RankFailedError: If a rank does not come, or its failure ends the block.
@@ -83,6 +86,8 @@ def process_group(
         )
     timeout = datetime.timedelta(seconds=timeout_s)
     with ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(_set(variables or {}))
         heartbeat: Heartbeat | None = None
         store: Store = dist.HashStore()  # type: ignore[attr-defined]
         if world > 1:
@@ -114,6 +119,18 @@ def process_group(
             gc.collect()
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+@contextmanager
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set those variables of the environment for the block that have no value."""
+    ours = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def own_numbers() -> tuple[int, int]:

@@ -10,6 +10,7 @@ gathers, and hold more weights.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -28,7 +29,11 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from executors.communication.buckets import BucketedReplicas, Exchange
+from executors.communication.buckets import (
+    BucketedReplicas,
+    Exchange,
+    PlainExchange,
+)
 from executors.communication.tables import ShardSums, TableExchange
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
@@ -37,12 +42,14 @@ from executors.strategies.compression import bucket_mb, compress_gradients
 from planner.plugins import load_object
 from planner.schema import Overlap, Precision, Strategy
 from planner.schema.methods import MethodValue, method_of, read_method
+from planner.schema.nccl import nccl_environment
 
 __all__ = [
     "is_whole",
     "make_data_parallel",
     "set_prefetch",
     "sum_shards",
+    "sums_by_nccl",
     "wait_for_fewer",
 ]
 
@@ -88,9 +95,9 @@ def make_data_parallel(
         return model
     if strategy.asynchrony.unflushed:
         # Its replicas cast the weights that they stash.
-        cast_inputs(model, units, _torch_dtype(strategy.precision.compute))
+        cast_inputs(model, units, _torch_dtype(strategy.precision.activation_dtype))
         return model
-    if strategy.shards_by_table and place.reduces:
+    if _shards_by_table(strategy, place):
         # Of shards of one replica each; a table averages them, see ``sum_shards``.
         _fully_shard(model, strategy, place, units, experts, alone=True)
         return model
@@ -124,7 +131,9 @@ def _in_own_buckets(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return model
     exchange: Exchange
-    if strategy.replicas_by_table:
+    if strategy.replicas_by_table and sums_by_nccl(strategy, place.device, group):
+        exchange = PlainExchange()
+    elif strategy.replicas_by_table:
         exchange = TableExchange(strategy.communication.replicas.table(group.size()))
     else:
         codec = _compression(strategy)
@@ -140,6 +149,41 @@ def _in_own_buckets(
     )
 
 
+def _shards_by_table(strategy: Strategy, place: ProcessMesh) -> bool:
+    """Return True if a table, and not NCCL, sums what shards reduce; collective."""
+    if not (strategy.shards_by_table and place.reduces):
+        return False
+    group = place.group("replicate")
+    assert group is not None
+    return not sums_by_nccl(strategy, place.device, group)
+
+
+def _backend(group: dist.ProcessGroup) -> str:
+    return str(dist.get_backend(group))
+
+
+def sums_by_nccl(
+    strategy: Strategy, device: torch.device, group: dist.ProcessGroup
+) -> bool:
+    """Return True if NCCL itself sums as a strategy says, on all ranks of a group.
+
+    It does where the variables that name its algorithm have been set before groups were
+    made, see :func:`executors.launching.process_group.process_group`. Collective.
+
+    Args:
+        strategy: With an algorithm for the sums of replicas.
+        device: Of this process.
+        group: Replicas.
+    """
+    wanted = nccl_environment(strategy)
+    if _backend(group) != "nccl" or not wanted:
+        return False
+    here = all(os.environ.get(name) == value for name, value in wanted.items())
+    told = torch.tensor(int(here), device=device)
+    dist.all_reduce(told, op=dist.ReduceOp.MIN, group=group)
+    return bool(told)
+
+
 def sum_shards(
     model: nn.Module, strategy: Strategy, place: ProcessMesh
 ) -> ShardSums | None:
@@ -150,7 +194,7 @@ def sum_shards(
         strategy: As there.
         place: The same.
     """
-    if not (strategy.shards_by_table and place.reduces):
+    if not _shards_by_table(strategy, place):
         return None
     group = place.group("replicate")
     assert group is not None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import ExportError
 from planner.export.texts import run_name, yaml_text
-from planner.export.torchrun import placed, torchrun_command
+from planner.export.torchrun import placed, torchrun_command, variables
 from planner.targets.rules import device_resource, is_cpu, node_label
 
 if TYPE_CHECKING:
@@ -176,13 +176,14 @@ def _config_map(plan: Plan, name: str) -> dict[str, Any]:
     }
 
 
-def _environment() -> list[dict[str, str]]:
+def _environment(plan: Plan) -> list[dict[str, str]]:
     """Variables of every container."""
     from planner import __version__
 
     return [
         {"name": "MESHWRIGHT_INSTALL", "value": f"meshwright[hf]=={__version__}"},
         {"name": "PLAN", "value": "/etc/meshwright/plan.json"},
+        *({"name": name, "value": value} for name, value in variables(plan).items()),
     ]
 
 
@@ -207,7 +208,7 @@ def export_jobset(plan: Plan) -> dict[str, str]:
     command = f'exec {torchrun_command(plan)} "$PLAN" "$@"\n'
     jobs = []
     for pods in runs:
-        job = _job(pods, _INSTALL + pods.rank + command, first)
+        job = _job(plan, pods, _INSTALL + pods.rank + command, first)
         jobs.append({"name": pods.job, "replicas": 1, "template": {"spec": job}})
     spec = {
         "network": {"enableDNSHostnames": True, "subdomain": name},
@@ -245,7 +246,7 @@ def _files(
     return {"plan.json": plan.to_json(), file: text}
 
 
-def _job(pods: _Pods, script: str, first: str) -> dict[str, Any]:
+def _job(plan: Plan, pods: _Pods, script: str, first: str) -> dict[str, Any]:
     chosen = {"nodeSelector": dict(pods.selector)} if pods.selector else {}
     container = {
         "name": "node",
@@ -253,7 +254,7 @@ def _job(pods: _Pods, script: str, first: str) -> dict[str, Any]:
         "command": ["bash", "-c", script, "meshwright"],
         "args": ["--steps", "1000"],
         "env": [
-            *_environment(),
+            *_environment(plan),
             {"name": "MASTER_ADDR", "value": first},
             {"name": "MASTER_PORT", "value": "29500"},
         ],
@@ -284,10 +285,10 @@ def export_kubeflow(plan: Plan) -> dict[str, str]:
     """
     (pods,) = _pods_of(plan)
     kind = ("trainer.kubeflow.org/v1alpha1", "TrainJob")
-    return _files(plan, kind, _spec(pods), "trainjob.yaml")
+    return _files(plan, kind, _spec(plan, pods), "trainjob.yaml")
 
 
-def _spec(pods: _Pods) -> dict[str, Any]:
+def _spec(plan: Plan, pods: _Pods) -> dict[str, Any]:
     node = {
         "volumes": _volumes(pods.name),
         "containers": [{"name": "node", "volumeMounts": _MOUNTS}],
@@ -303,7 +304,7 @@ def _spec(pods: _Pods) -> dict[str, Any]:
             "image": pods.image,
             "command": ["bash", "-c", _TRAIN_JOB_SCRIPT, "meshwright"],
             "args": ["--steps", "1000"],
-            "env": _environment(),
+            "env": _environment(plan),
             "numNodes": pods.count,
             "numProcPerNode": pods.devices,
             "resourcesPerNode": pods.resources,

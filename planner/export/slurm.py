@@ -13,7 +13,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from planner.export.texts import label_name, run_name
-from planner.export.torchrun import placed, torchrun_command
+from planner.export.torchrun import assignments, placed, torchrun_command
 from planner.targets.rules import is_cpu
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ fi
 hosts=$(scontrol show hostnames "${node_list}")
 MASTER_ADDR=${{hosts%%$'\\n'*}}
 export MASTER_ADDR MASTER_PORT PLAN
-
+{variables}
 # In single quotes: each node has its own {rank}. Without --cpu-bind=none the one
 # task of a node, and with it all of its ranks, could be bound to one core.
 # shellcheck disable=SC2016
@@ -100,6 +100,7 @@ def slurm_script(plan: Plan, plan_file: str | None = None) -> str:
         rank="SLURM_PROCID" if several else "SLURM_NODEID",
         groups=f"--het-group=0-{len(components) - 1} " if several else "",
         plan=where or "$plan_file",
+        variables="".join(f"export {each}\n" for each in assignments(plan)),
         command=torchrun_command(plan),
     )
     if plan_file is not None:

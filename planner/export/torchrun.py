@@ -5,10 +5,12 @@ Scripts of other trainers are made of the same pieces. Written for torch 2.11 to
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from planner.errors import ExportError
+from planner.schema.nccl import nccl_environment
 from planner.targets import Case, Placement, Violation, placement_of
 from planner.targets.rules import is_cpu
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HERE",
     "about",
+    "assignments",
     "case_of",
     "export_torchrun",
     "placed",
@@ -26,6 +29,7 @@ __all__ = [
     "sequence_length",
     "torchrun_command",
     "torchrun_script",
+    "variables",
     "visible_devices",
 ]
 
@@ -36,7 +40,7 @@ _SCRIPT = """#!/bin/sh
 # Starts plan.json on this host. {once}Arguments go on to meshwright run.
 set -eu
 {address}{here}
-{visible}exec {command} "$here/plan.json" "$@"
+{visible}{variables}exec {command} "$here/plan.json" "$@"
 """
 
 _ONCE = """Run it once on each of {hosts} hosts: {used} of the
@@ -93,6 +97,19 @@ def visible_devices(placement: Placement) -> str:
     return f"export CUDA_VISIBLE_DEVICES={','.join(map(str, placement.local))}\n"
 
 
+def variables(plan: Plan) -> dict[str, str]:
+    """Variables of every rank's environment that say how NCCL sums."""
+    if case_of(plan).backend != "nccl":
+        return {}
+    return nccl_environment(plan.strategy)
+
+
+def assignments(plan: Plan) -> tuple[str, ...]:
+    """Return the same as ``NAME=value``, in shell syntax."""
+    pairs = variables(plan).items()
+    return tuple(f"{name}={shlex.quote(value)}" for name, value in pairs)
+
+
 def rendezvous(hosts: int, apart: str = " ") -> str:
     """Arguments by which torchrun's agents find each other.
 
@@ -135,6 +152,7 @@ def export_torchrun(plan: Plan) -> dict[str, str]:
         address=require_address(count),
         here=HERE,
         visible=visible_devices(placement),
+        variables="".join(f"export {each}\n" for each in assignments(plan)),
         command=torchrun_command(plan),
     )
     return {"plan.json": plan.to_json(), "run.sh": script}

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from planner.schema.base import Document, leaf_defaults, leaf_of
 from planner.schema.methods import methods_of, words_of
+from planner.schema.nccl import nccl_environment, nccl_violation
 from planner.schema.plan_parts import (
     Certificate,
     ClusterReference,
@@ -198,10 +199,20 @@ def _overlap_line(plan: PlanFields) -> str:
         told.append("tp ranks share the messages between stages")
     if plan.strategy.replicas_by_table:
         algorithm = plan.strategy.communication.replicas.algorithm
-        told.append(f"replicas sum gradients by {algorithm}")
+        told.append(f"replicas sum gradients by {algorithm} ({_summed_by(plan)})")
     if plan.strategy.communication.buckets == "needed":
         told.append("gradients that the next forward needs first are summed first")
     return ", ".join(told)
+
+
+def _summed_by(plan: PlanFields) -> str:
+    """Name what runs the replicas' sums on GPUs, or why NCCL does not."""
+    why_not = nccl_violation(plan.strategy)
+    if why_not is not None:
+        return f"messages of our own: {why_not}"
+    pairs = nccl_environment(plan.strategy).items()
+    set_to = ", ".join(f"{name}={value}" for name, value in pairs)
+    return f"on GPUs NCCL's, by {set_to}; else messages of our own"
 
 
 def _switches_line(plan: PlanFields) -> str:

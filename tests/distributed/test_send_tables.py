@@ -18,7 +18,7 @@ from planner.schema.send_tables import (
     tree,
 )
 from planner.schema.strategy import Collective
-from tests.distributed.cases import make_plan, train
+from tests.distributed.cases import make_plan, reference, train
 from tests.distributed.compare import STEPS, Distance, distance
 from tests.distributed.pool import Pool
 
@@ -184,3 +184,53 @@ def test_bfloat16_computes_with_what_the_library_sums(
     # The sum of two float32 gradients, in whichever order.
     assert far.first_gradients <= 1e-6
     assert far.largest <= 1e-2
+
+
+def _by_nccl(text: str, variables: list[str | None]) -> dict[str, Any]:
+    """Train as if gloo were NCCL, with a value of NCCL_ALGO on each rank."""
+    import os
+    from unittest import mock
+
+    import torch.distributed as dist
+
+    from executors.communication.tables import TableSum
+    from executors.strategies import data_parallel
+
+    told = variables[dist.get_rank()]
+    environment = {} if told is None else {"NCCL_ALGO": told}
+    with (
+        mock.patch.object(data_parallel, "_backend", return_value="nccl"),
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(TableSum, "run", autospec=True) as run,
+        mock.patch.object(TableSum, "rounds", autospec=True) as rounds,
+    ):
+        trained: dict[str, Any] = {"steps": train(text, 2, False)}
+    return trained | {"messages": run.call_count + rounds.call_count}
+
+
+NAMED: dict[str, tuple[dict[str, Any], list[bool]]] = {
+    "replicas": ({"dp_replicate": 2}, [True, True]),
+    # The first and third rank have replicas of a shard.
+    "shards": (
+        {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 1, "num_microbatches": 2},
+        [False, True, False, True],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_sums_are_left_to_nccl_where_all_ranks_have_named_its_algorithm(
+    pool: Pool, name: str
+) -> None:
+    changes, sends = NAMED[name]
+    ring = Communication(replicas=Collective(algorithm="ring"))
+    plan = make_plan("llama", communication=ring, **changes)
+    world = plan.strategy.mesh.num_devices
+    named: list[str | None] = ["allreduce:ring"] * world
+    found = pool.run(_by_nccl, world, plan.to_json(), named)
+    assert all(rank["messages"] == 0 for rank in found)
+    far = Distance(found[0]["steps"], reference(plan, 2, tied=False))
+    assert far.largest <= 1e-4
+    # The last rank was told another: those that sum with it send messages of our own.
+    found = pool.run(_by_nccl, world, plan.to_json(), [*named[:-1], None])
+    assert [rank["messages"] > 0 for rank in found] == sends

@@ -14,7 +14,8 @@ import yaml
 from planner.errors import ExportError
 from planner.export import export_files
 from planner.export.texts import label_name, run_name
-from planner.schema import Plan, Stage
+from planner.schema import Communication, Plan, Stage
+from planner.schema.strategy import Collective
 from planner.targets import get_target
 from tests.export.golden_files import check_golden
 from tests.export.plans import HOSTILE, MIXED, PLANS, make_plan, named, on
@@ -439,3 +440,30 @@ def test_arguments_reach_meshwright() -> None:
     assert words[-4:] == ["meshwright", "run", "$PLAN", "$@"]
     assert name == "meshwright"
     assert container["args"] == ["--steps", "1000"]
+
+
+def _variables(plan: Plan, target: str) -> dict[str, str]:
+    """Values of NCCL_ALGO that the environment of a rank is given."""
+    if target in ("jobset", "kubeflow"):
+        job = _documents(plan, target)[0]
+        container = _container(job) if target == "jobset" else job["spec"]["trainer"]
+        found = {entry["name"]: entry["value"] for entry in container["env"]}
+    else:
+        pattern = r"^export (\w+)=(\S+)$"
+        found = dict(re.findall(pattern, _text(plan, target), re.MULTILINE))
+    return {name: found[name] for name in found if name.startswith("NCCL_")}
+
+
+@pytest.mark.parametrize("target", ["torchrun", "slurm", "jobset", "kubeflow"])
+def test_nccl_is_told_what_all_sums_of_a_plan_want(target: str) -> None:
+    def made(device: str = "h100-80", **fields: Any) -> Plan:
+        tree = Communication(replicas=Collective(algorithm="tree"))
+        return make_plan(((2, 8),), device, communication=tree, **fields)
+
+    even = made(mesh={"dp_replicate": 2, "dp_shard": 8}, zero_stage=3)
+    assert _variables(even, target) == {"NCCL_ALGO": "allreduce:tree"}
+    # Sums inside layers are the library's choice.
+    layers = made(mesh={"dp_replicate": 2, "dp_shard": 4, "tp": 2}, zero_stage=3)
+    assert _variables(layers, target) == {}
+    cores = made("cpu", mesh={"dp_replicate": 16})
+    assert _variables(cores, target) == {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from planner import predict
-from planner.schema import Mesh, Overlap, Stage, Strategy
+from planner.schema import Communication, Mesh, Overlap, Stage, Strategy
 from planner.schema.describe import paragraph, unpriced
+from planner.schema.strategy import Collective
 from planner.units import format_bytes, format_seconds
 from tests.cost.made import device, hosts, uniform_graph
 from tests.plans import gpt2_plan
@@ -195,3 +197,19 @@ def test_what_is_said_not_to_be_priced_is_not(field: str, value: object) -> None
         predict(uniform_graph(4), hosts((1, 8, device())), s) for s in (plain, other)
     )
     assert one.prediction == two.prediction
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "told"),
+    [
+        ("tree", "by tree (on GPUs NCCL's, by NCCL_ALGO=allreduce:tree; else"),
+        ("direct", "by direct (messages of our own: NCCL has ring and tree, but no"),
+    ],
+)
+def test_who_sums_is_said(algorithm: Any, told: str) -> None:
+    replicas = Collective(algorithm=algorithm)
+    strategy = Strategy(
+        mesh=Mesh(dp_replicate=8), communication=Communication(replicas=replicas)
+    )
+    made = predict(uniform_graph(4), hosts((1, 8, device())), strategy)
+    assert told in _lines(made.summary())["execution"]
