@@ -201,7 +201,10 @@ def _overlap_line(plan: PlanFields) -> str:
         algorithm = plan.strategy.communication.replicas.algorithm
         told.append(f"replicas sum gradients by {algorithm} ({_summed_by(plan)})")
     if plan.strategy.communication.buckets == "needed":
-        told.append("gradients that the next forward needs first are summed first")
+        told.append(
+            "gradients that the next forward needs first are summed first; a step is "
+            "as long, as its update waits for all"
+        )
     return ", ".join(told)
 
 
@@ -316,7 +319,6 @@ def _certificate_line(plan: PlanFields) -> str:
 #: Leaves of a strategy that no price depends on, though a run does.
 _UNPRICED = (
     *(f"overlap.{name}" for name in Overlap.model_fields),
-    "communication.buckets",
     "compile",
 )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from planner import predict
 from planner.schema import Communication, Mesh, Overlap, Stage, Strategy
 from planner.schema.describe import paragraph, unpriced
-from planner.schema.strategy import Collective
+from planner.schema.strategy import BucketOrder, Collective
 from planner.units import format_bytes, format_seconds
 from tests.cost.made import device, hosts, uniform_graph
 from tests.plans import gpt2_plan
@@ -197,6 +197,28 @@ def test_what_is_said_not_to_be_priced_is_not(field: str, value: object) -> None
         predict(uniform_graph(4), hosts((1, 8, device())), s) for s in (plain, other)
     )
     assert one.prediction == two.prediction
+
+
+def test_an_order_of_buckets_does_not_shorten_the_step_and_says_so() -> None:
+    ring = Collective(algorithm="ring")
+    made = [
+        predict(
+            uniform_graph(4),
+            hosts((1, 8, device())),
+            Strategy(
+                mesh=Mesh(dp_replicate=8),
+                microbatch_size=2,
+                communication=Communication(replicas=ring, buckets=order),
+            ),
+        )
+        for order in get_args(BucketOrder)
+    ]
+    one, two = made
+    assert one.prediction == two.prediction
+    assert unpriced(two.strategy) == ()
+    told = "needs first are summed first; a step is as long"
+    assert told not in _lines(one.summary())["execution"]
+    assert told in _lines(two.summary())["execution"]
 
 
 @pytest.mark.parametrize(
