@@ -13,7 +13,9 @@ That is so where bursts of sending are *spread* over a step. Where they *collide
 sends at its full rate for a share of a step, and meets what the others send on average:
 its part of the request counts as if it sent all the time. Where they are *shifted*, the
 jobs of a link send one after the other, as long as a step has time for all of them
-(:mod:`planner.simulate.time_shifts`), and collide else.
+(:mod:`planner.simulate.time_shifts`), and collide else. Where shifts are *chosen*, a
+job meets what another sends in the part of a step in which both do; steps count as
+equally long.
 
 Functions that are called for every candidate or slot take arrays one by one: passing a
 tuple counts references of all its arrays, which costs 0.3 us a call and made listing
@@ -30,7 +32,9 @@ from envs.stream.tables import StreamTables
 from planner.simulate.compiled import compiled, inlined
 
 __all__ = [
+    "CHOSEN",
     "ask",
+    "chosen_stretch",
     "link_stretch",
     "refresh",
     "sent_bytes_per_s",
@@ -154,6 +158,77 @@ def link_stretch(
     return most
 
 
+#: Number of ``chosen`` in :data:`envs.stream.tables.BURSTS`.
+CHOSEN = 3
+
+
+@inlined
+def _both(duty: float, shift: float, other: float, other_shift: float) -> float:
+    """Share of a step in which two jobs send, of duties and shifts within a step."""
+    found = 0.0
+    for turn in range(-1, 2):
+        first = max(shift, other_shift + turn)
+        found += max(0.0, min(shift + duty, other_shift + turn + other) - first)
+    return min(found, duty, other)
+
+
+@compiled
+def chosen_stretch(
+    tables: StreamTables,
+    state: StreamState,
+    slot: int,
+    model: int,
+    choice: int,
+    reach: int,
+    given: Index,
+    more: Array,
+    more_duty: float,
+    more_shift: float,
+) -> float:
+    """Stretch of the most stretched link of a job whose shift was chosen.
+
+    Args:
+        tables: Tables of jobs and network.
+        state: The running jobs.
+        slot: Place of the job among them; -1 if it does not run.
+        model: Number of the job; likewise choice, reach.
+        given: Its hosts, then -1. Shape [most hosts].
+        more: Further mean request by one job at the same level. Shape [hosts].
+        more_duty: Share of a step in which that one sends, 0 for none.
+        more_shift: Its shift.
+    """
+    duty, shift = tables.duty[model, choice, reach], tables.shifts[choice]
+    if duty <= 0:
+        return 1.0
+    domains, count = tables.switches[reach - 1], len(more)
+    met, largest, one = np.zeros(count), np.zeros(count), np.zeros(count)
+    for other in range(len(state.running)):
+        if other == slot or not state.running[other] or state.reach[other] != reach:
+            continue
+        which = state.choice[other]
+        share = tables.duty[state.model[other], which, reach]
+        width, each = tables.bandwidth[which, reach], tables.per_host[which]
+        ask(domains, state.given[other], sent_bytes_per_s(1.0, width, each), one)
+        part = _both(duty, shift, share, tables.shifts[which]) / duty
+        for domain in range(count):
+            met[domain] += one[domain] * part
+            largest[domain] = max(largest[domain], one[domain] * share)
+    if more_duty > 0:
+        part = _both(duty, shift, more_duty, more_shift) / duty
+        for domain in range(count):
+            met[domain] += more[domain] / more_duty * part
+            largest[domain] = max(largest[domain], more[domain])
+    width, each = tables.bandwidth[choice, reach], tables.per_host[choice]
+    ask(domains, given, sent_bytes_per_s(1.0, width, each), one)
+    most = 1.0
+    for host in given:
+        if host >= 0:
+            domain = domains[host]
+            carried = max(tables.capacity[reach, domain], largest[domain], one[domain])
+            most = max(most, (met[domain] + one[domain]) / carried)
+    return most
+
+
 @compiled
 def refresh(tables: StreamTables, state: StreamState) -> None:
     """Update the speed and the end of every running job."""
@@ -167,7 +242,20 @@ def refresh(tables: StreamTables, state: StreamState) -> None:
             continue
         reach, stretch = state.reach[slot], 1.0
         model, choice = state.model[slot], state.choice[slot]
-        if reach > 0:
+        if reach > 0 and tables.bursts[0] == CHOSEN:
+            stretch = chosen_stretch(
+                tables,
+                state,
+                slot,
+                model,
+                choice,
+                reach,
+                state.given[slot],
+                none,
+                0.0,
+                0.0,
+            )
+        elif reach > 0:
             duty = tables.duty[model, choice, reach]
             width, each = tables.bandwidth[choice, reach], tables.per_host[choice]
             rate = sent_bytes_per_s(duty, width, each)

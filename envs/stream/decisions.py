@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from envs.ramp.history import remember
 from envs.stream.contention import (
+    CHOSEN,
     ask,
+    chosen_stretch,
     link_stretch,
     refresh,
     sent_bytes_per_s,
@@ -169,6 +171,7 @@ def _harmed(
     reach: int,
     more: Array,
     more_duty: float,
+    more_shift: float,
 ) -> int:
     """Count running jobs that a further request would make miss their deadline."""
     own = np.zeros(len(more))
@@ -182,22 +185,36 @@ def _harmed(
             continue
         given = state.given[slot]
         model, choice = state.model[slot], state.choice[slot]
-        duty = tables.duty[model, choice, reach]
-        width, each = tables.bandwidth[choice, reach], tables.per_host[choice]
-        ask(domains, given, sent_bytes_per_s(duty, width, each), own)
-        stretch = link_stretch(
-            domains,
-            load,
-            largest,
-            capacity,
-            given,
-            more,
-            own,
-            duty,
-            state.busy[reach],
-            more_duty,
-            tables.bursts[0],
-        )
+        if tables.bursts[0] == CHOSEN:
+            stretch = chosen_stretch(
+                tables,
+                state,
+                slot,
+                model,
+                choice,
+                reach,
+                given,
+                more,
+                more_duty,
+                more_shift,
+            )
+        else:
+            duty = tables.duty[model, choice, reach]
+            width, each = tables.bandwidth[choice, reach], tables.per_host[choice]
+            ask(domains, given, sent_bytes_per_s(duty, width, each), own)
+            stretch = link_stretch(
+                domains,
+                load,
+                largest,
+                capacity,
+                given,
+                more,
+                own,
+                duty,
+                state.busy[reach],
+                more_duty,
+                tables.bursts[0],
+            )
         prices = tables.step_s[model, choice, reach]
         rate = prices[0] / step_seconds(prices, grid, stretch)
         if now + state.left_s[slot] / rate > state.due_s[slot] + _SAME_TIME_S:
@@ -254,19 +271,24 @@ def list_options(
                 sent_bytes_per_s(duty, width, tables.per_host[choice]),
                 more,
             )
-            stretch = link_stretch(
-                domains,
-                state.load[reach],
-                state.largest[reach],
-                capacity[reach],
-                given,
-                more,
-                more,
-                duty,
-                state.busy[reach],
-                duty,
-                tables.bursts[0],
-            )
+            if tables.bursts[0] == CHOSEN:
+                stretch = chosen_stretch(
+                    tables, state, -1, model, choice, reach, given, more, 0.0, 0.0
+                )
+            else:
+                stretch = link_stretch(
+                    domains,
+                    state.load[reach],
+                    state.largest[reach],
+                    capacity[reach],
+                    given,
+                    more,
+                    more,
+                    duty,
+                    state.busy[reach],
+                    duty,
+                    tables.bursts[0],
+                )
         jct_s = size * tables.steps[model] * step_seconds(prices, grid, stretch)
         out.stretch[choice], out.jct_s[choice] = stretch, jct_s
         if now + jct_s > due + _SAME_TIME_S:
@@ -276,7 +298,8 @@ def list_options(
             return
         if least == 0 and reach > 0:
             duty = tables.duty[model, choice, reach]
-            out.harmed[choice] = _harmed(tables, state, reach, more, duty)
+            shift = tables.shifts[choice]
+            out.harmed[choice] = _harmed(tables, state, reach, more, duty, shift)
 
 
 @compiled

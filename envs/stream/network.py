@@ -58,12 +58,14 @@ class Shape:
         hosts: Number of hosts.
         per_host: Devices on each.
         frugal: True for a plan that sends little between hosts, False for the fastest.
+        shift: Share of a step by which it begins to send later than at 0, from 0 to 1.
     """
 
     kind: int
     hosts: int
     per_host: int
     frugal: bool = False
+    shift: float = 0.0
 
     @property
     def devices(self) -> int:
@@ -203,16 +205,18 @@ class StreamNetwork:
         ).astype(np.int64)
 
     def shapes(
-        self, max_degree: int, spread: int, *, frugal: bool = False
+        self, max_degree: int, spread: int, *, frugal: bool = False, shifts: int = 1
     ) -> tuple[Shape, ...]:
         """List the shapes: powers of two of devices, on few hosts and on more.
 
-        Sorted by degree, then by hosts, then the fastest plan first, then by kind.
+        Sorted by degree, then by hosts, then the fastest plan first, then by kind, then
+        by shift.
 
         Args:
             max_degree: Most devices of a job.
             spread: Number of times that the least number of hosts is doubled.
             frugal: Whether shapes of several hosts come with a frugal plan as well.
+            shifts: Equal offsets in a step at which shapes of several hosts come.
 
         Raises:
             ClusterError: If ``max_degree`` is not a number of the cluster's devices,
@@ -242,6 +246,12 @@ class StreamNetwork:
                 degree *= 2
         if frugal:
             found += [replace(shape, frugal=True) for shape in found if shape.hosts > 1]
+        found += [
+            replace(shape, shift=turn / shifts)
+            for shape in found
+            if shape.hosts > 1
+            for turn in range(1, shifts)
+        ]
         return tuple(
-            sorted(found, key=lambda s: (s.devices, s.hosts, s.frugal, s.kind))
+            sorted(found, key=lambda s: (s.devices, s.hosts, s.frugal, s.kind, s.shift))
         )

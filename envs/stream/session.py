@@ -162,8 +162,11 @@ class StreamConfig:
             an assumption.
         bursts: Jobs that share a link send in bursts: ``spread`` over their steps, as
             mean rates; so that they ``collide``, each at its full rate with the means
-            of others; or ``shifted`` in time against each other, as long as a step has
-            time for the bursts of all, where ``collide`` holds else.
+            of others; ``shifted`` in time against each other, as long as a step has
+            time for the bursts of all, where ``collide`` holds else; or ``chosen``:
+            each action names the part of a step in which the job sends.
+        shifts: Offsets in a step among which actions choose with ``bursts="chosen"``,
+            for jobs of several hosts.
         prices: File of prices besides those that ship; see
             :class:`envs.stream.prices.PriceBook`.
         observe: Whether observations are encoded in full; see StreamObserver.
@@ -187,6 +190,7 @@ class StreamConfig:
     reference: str | None = None
     oversubscription: float = 4.0
     bursts: Bursts = "spread"
+    shifts: int = 4
     prices: str | os.PathLike[str] | None = None
     observe: bool = True
     accepted_reward: float = 1.0
@@ -207,6 +211,11 @@ class StreamConfig:
         if self.max_waiting < 0:
             raise StrategyError(
                 f"max_waiting={self.max_waiting}; give 0 for no queue, or its places"
+            )
+        if not 1 <= self.shifts <= 64:
+            raise StrategyError(
+                f"shifts={self.shifts}; give 1 to 64 offsets in a step, among which "
+                f"bursts='chosen' lets actions choose"
             )
         if isinstance(self.law, tuple) and not self.law:
             raise StrategyError("no law; give at least one, or a trace")
@@ -242,6 +251,7 @@ class StreamSession:
             most if config.max_degree is None else config.max_degree,
             config.spread,
             frugal=config.frugal,
+            shifts=config.shifts if config.bursts == "chosen" else 1,
         )
         self.book = PriceBook(config.prices)
         self.tables: StreamTables = stream_tables(

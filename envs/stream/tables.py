@@ -21,9 +21,9 @@ Flags = NDArray[np.bool_]
 Index = NDArray[np.int64]
 
 
-Bursts = Literal["spread", "collide", "shifted"]
+Bursts = Literal["spread", "collide", "shifted", "chosen"]
 #: In the order of their numbers.
-BURSTS: tuple[Bursts, ...] = ("spread", "collide", "shifted")
+BURSTS: tuple[Bursts, ...] = ("spread", "collide", "shifted", "chosen")
 
 
 class StreamTables(NamedTuple):
@@ -54,6 +54,7 @@ class StreamTables(NamedTuple):
         speed: Peak of each device over the largest. Shape [n].
         stretches: STRETCHES as an array. Shape [s].
         bursts: Place in BURSTS. Shape [1].
+        shifts: Share of a step by which a shape begins to send later. Shape [c].
     """
 
     degrees: Index
@@ -77,6 +78,7 @@ class StreamTables(NamedTuple):
     speed: Array
     stretches: Array
     bursts: Index
+    shifts: Array
 
 
 def _peak(device: DeviceType) -> float:
@@ -227,4 +229,5 @@ def stream_tables(
         speed=peaks[of_device] / peaks.max(),
         stretches=np.array(STRETCHES),
         bursts=np.array([BURSTS.index(bursts)], dtype=np.int64),
+        shifts=np.array([s.shift for s in shapes], dtype=np.float64),
     )

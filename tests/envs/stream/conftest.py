@@ -96,10 +96,11 @@ def make_tables() -> MakeTables:
         spread: int = 1,
         oversubscription: float = 1.0,
         bursts: Any = "spread",
+        shifts: int = 1,
         **book: Any,
     ) -> StreamTables:
         network = StreamNetwork(cluster or leaf_spine())
-        shapes = network.shapes(int(network.usable.sum()), spread)
+        shapes = network.shapes(int(network.usable.sum()), spread, shifts=shifts)
         prices: Any = ClosedForms(**book)
         return stream_tables(
             jobs,

@@ -144,6 +144,50 @@ def test_bursts_collide_unless_they_are_shifted(
         assert episode.state.stretch[:2].tolist() == pytest.approx([expected] * 2)
 
 
+@pytest.mark.parametrize(
+    ("share", "turn", "stretch"),
+    [(0.5, 0, 2.0), (0.5, 1, 1.5), (0.5, 2, 1.0), (0.6, 2, 4 / 3), (1.0, 3, 2.0)],
+)
+def test_an_action_shifts_a_job_to_where_the_other_does_not_send(
+    make_tables: MakeTables, share: float, turn: int, stretch: float
+) -> None:
+    # As above. Jobs of half a step meet for half, a quarter and none of it.
+    tables = make_tables(
+        job("some", 80),
+        share={"some": share},
+        oversubscription=2.0,
+        bursts="chosen",
+        shifts=4,
+    )
+    episode = Episode(tables, [(0.0, 0, 1.0)] * 3)
+    both = episode.choice(2, 2)
+    same = slice(both - 1, both + 3)
+    assert tables.shifts[same].tolist() == [0.0, 0.25, 0.5, 0.75]
+    assert (tables.degrees[same] == 2).all()
+    episode.decide(both)
+    assert episode.state.stretch[0] == 1.0
+    chosen = both + turn
+    assert episode.options.stretch[chosen - 1] == pytest.approx(stretch)
+    assert episode.options.possible[chosen - 1]
+    episode.decide(chosen)
+    assert episode.state.stretch[:2].tolist() == pytest.approx([stretch] * 2)
+
+
+def test_jobs_that_a_shift_would_make_late_are_told(make_tables: MakeTables) -> None:
+    tables = make_tables(
+        job("half", 80),
+        share={"half": 0.5},
+        oversubscription=2.0,
+        bursts="chosen",
+        shifts=2,
+    )
+    # The first may take 48 s and takes 40 alone; it would take 60 beside the second.
+    episode = Episode(tables, [(0.0, 0, 0.6), (1.0, 0, 1.0)])
+    both = episode.choice(2, 2)
+    episode.decide(both)
+    assert episode.options.harmed[both - 1 : both + 1].tolist() == [1, 0]
+
+
 def test_unknown_bursts_are_refused(make_tables: MakeTables) -> None:
     with pytest.raises(UnknownNameError, match="'shifted'"):
         make_tables(job("talk", 80), share={"talk": 1.0}, bursts="shift")

@@ -243,3 +243,28 @@ def test_the_queue_and_the_places_in_it_are_seen() -> None:
     assert seen == {0.0, 0.25, 0.5, 0.75}
     without, _ = JobStreamEnv(law=law, horizon_s=3e4).reset(seed=0)
     assert without["job"][-2:].tolist() == [0.0, 0.0]
+
+
+def test_actions_name_shifts_where_they_are_chosen_and_nowhere_else() -> None:
+    plain = JobStreamEnv(bursts="shifted", **SHORT)
+    none = JobStreamEnv(bursts="shifted", shifts=8, **SHORT)
+    assert none.observation_space == plain.observation_space
+    assert none.shapes == plain.shapes
+    several = sum(shape.hosts > 1 for shape in plain.shapes)
+    env = JobStreamEnv(bursts="chosen", shifts=3, **SHORT)
+    assert len(env.shapes) == len(plain.shapes) + 2 * several
+    assert env.action_space.n == plain.action_space.n + 2 * several
+    # The same prices, whenever a job sends.
+    first = next(i for i, shape in enumerate(env.shapes) if shape.hosts > 1)
+    assert [env.shapes[first + turn].shift for turn in range(3)] == [0, 1 / 3, 2 / 3]
+    for turn in (1, 2):
+        np.testing.assert_array_equal(
+            env.tables.step_s[:, first], env.tables.step_s[:, first + turn]
+        )
+    _, summary = _run(env, "random", 1)
+    assert 0 <= summary["blocking_rate"] <= 1
+
+
+def test_shifts_out_of_range_are_refused() -> None:
+    with pytest.raises(StrategyError, match="shifts=0; give 1 to 64 offsets"):
+        JobStreamEnv(bursts="chosen", shifts=0)
