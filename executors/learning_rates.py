@@ -3,19 +3,73 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from planner.errors import ExecutionError
 
-__all__ = ["SCHEDULES", "Schedule", "learning_rate"]
+__all__ = ["SCHEDULES", "RateSchedule", "Schedule", "SchedulerFactory", "learning_rate"]
 
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+
+#: Builds a scheduler of the optimizer's learning rates.
+SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+class RateSchedule:
+    """A scheduler that can be put where it was after a number of steps.
+
+    Args:
+        optimizer: Whose rates.
+        factory: Builds the scheduler; None for rates that stay.
+
+    Attributes:
+        scheduler: The scheduler; None without one.
+
+    Raises:
+        ExecutionError: If the scheduler needs a metric.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, factory: SchedulerFactory | None
+    ) -> None:
+        self.scheduler = factory(optimizer) if factory else None
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            raise ExecutionError(
+                "scheduler=ReduceLROnPlateau needs a metric; step it yourself, "
+                "after evaluate(), and leave scheduler= out"
+            )
+        self._optimizer = optimizer
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        self._state: dict[str, Any] | None = None
+        if self.scheduler is not None:
+            self._state = deepcopy(self.scheduler.state_dict())
+
+    def step(self) -> None:
+        """Set the rates of the next step."""
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def forward(self, done: int) -> None:
+        """Set the rates and the scheduler's state after so many steps of a run."""
+        if self.scheduler is None:
+            return
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+        assert self._state is not None
+        self.scheduler.load_state_dict(deepcopy(self._state))
+        with warnings.catch_warnings():
+            # torch takes steps of the scheduler alone for a mistake.
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler")
+            for _ in range(done):
+                self.scheduler.step()
 
 
 def learning_rate(

@@ -6,9 +6,7 @@ import contextlib
 import logging
 import math
 import os
-import warnings
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +14,6 @@ from typing import Self
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from executors.averages import averaged_weights
 from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
@@ -36,6 +33,7 @@ from executors.launching.process_group import (
     own_numbers,
     process_group,
 )
+from executors.learning_rates import RateSchedule, SchedulerFactory
 from executors.mesh import choose_device
 from executors.model_source import ModelSource, prepare_trainer
 from executors.nonfinite import OnNonfinite, SkippingStep, require_policy
@@ -53,26 +51,6 @@ from planner.schema.nccl import nccl_environment
 __all__ = ["Prepared", "SchedulerFactory", "prepare"]
 
 _LOG = logging.getLogger(__name__)
-
-#: Builds a scheduler of the optimizer's learning rates.
-SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
-
-
-class _Rates:
-    """Learning rates and a scheduler's state as a run begins, to begin again from."""
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None
-    ) -> None:
-        self._rates = [group["lr"] for group in optimizer.param_groups]
-        self._state = None if scheduler is None else deepcopy(scheduler.state_dict())
-
-    def restore(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler) -> None:
-        """Put both back."""
-        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate
-        assert self._state is not None
-        scheduler.load_state_dict(deepcopy(self._state))
 
 
 class Prepared:
@@ -143,13 +121,8 @@ class Prepared:
             self.optimizer = self.trainer.optimizer
             if on_nonfinite == "skip":
                 self._skipping = SkippingStep(self.trainer)
-            self.scheduler = scheduler(self.optimizer) if scheduler else None
-            if isinstance(self.scheduler, ReduceLROnPlateau):
-                raise ExecutionError(
-                    "scheduler=ReduceLROnPlateau needs a metric; step it yourself, "
-                    "after evaluate(), and leave scheduler= out"
-                )
-            self._rates = _Rates(self.optimizer, self.scheduler)
+            self._rates = RateSchedule(self.optimizer, scheduler)
+            self.scheduler = self._rates.scheduler
             # Nothing failed: it ends with close().
             self._stack = stack.pop_all()
 
@@ -225,8 +198,7 @@ class Prepared:
             trainer.place.membership.admit(partial(pack_state, trainer))
         if not trainer.waits:
             self._require_finite(result)
-        if self.scheduler is not None:
-            self.scheduler.step()
+        self._rates.step()
         return result
 
     def _next_batch(self, step: int) -> Batch | BatchPart:
@@ -399,7 +371,7 @@ class Prepared:
     def resume(self, saved: Checkpoints) -> int:
         """Begin with what a folder holds, see :meth:`load`."""
         first = saved.begin()
-        self._forward(first)
+        self._rates.forward(first)
         return first
 
     def join(self) -> int:
@@ -412,19 +384,8 @@ class Prepared:
             return 0
         first = take_state(self.trainer, self.membership.join())
         _LOG.info("joined after step %d", first)
-        self._forward(first)
+        self._rates.forward(first)
         return first
-
-    def _forward(self, first: int) -> None:
-        """Put the scheduler where it was after so many steps."""
-        if self.scheduler is None:
-            return
-        self._rates.restore(self.optimizer, self.scheduler)
-        with warnings.catch_warnings():
-            # torch takes steps of the scheduler alone for a mistake.
-            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler")
-            for _ in range(first):
-                self.scheduler.step()
 
     def save_hf(
         self,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import gc
 import logging
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -16,9 +14,9 @@ from statistics import fmean
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
+from executors.checkpoints.snapshot import Inventory
 from executors.data import (
     Batch,
     BatchPart,
@@ -30,6 +28,8 @@ from executors.data import (
     require_size,
 )
 from executors.federation.exchange import MemberExchange, Place
+from executors.federation.options import RunOptions, Start, require_evaluation
+from executors.federation.places import find_place, make_membership, member_group
 from executors.federation.saving import (
     MemberReplicas,
     member_options,
@@ -37,20 +37,18 @@ from executors.federation.saving import (
     require_exchange,
 )
 from executors.federation.weights import MemberWeights
-from executors.launching.heartbeat import Heartbeat
 from executors.launching.process_group import (
     RANK_TIMEOUT_S,
-    own_numbers,
-    ranks_of_processes,
 )
-from executors.launching.rendezvous import Meeting, agree, open_store
-from executors.loop import StepReport
+from executors.launching.rendezvous import open_store
+from executors.learning_rates import RateSchedule, SchedulerFactory
+from executors.loop import Callback, LoopState, StepReport, TrainedMember
+from executors.loop.metrics import last_gradient_norm
 from executors.mesh import choose_device
 from executors.model_source import ModelSource, prepare_trainer
+from executors.nonfinite import OnNonfinite, SkippingStep, require_policy
 from executors.replicas.local_steps import outer_step
-from executors.replicas.membership import Membership
 from executors.replicas.pieces import local_part
-from executors.runner import require_evaluation_options
 from executors.soundness import require_finite_step, require_sound_weights
 from executors.trainer import Trainer
 from executors.weights.options import WeightOptions
@@ -113,6 +111,11 @@ def run_federation(
     allow_missing_weights: bool = False,
     save_hf: str | os.PathLike[str] | None = None,
     save_dtype: str | None = None,
+    scheduler: SchedulerFactory | None = None,
+    document_separator: int | None = None,
+    check_replicas_every: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    on_nonfinite: OnNonfinite = "stop",
 ) -> FederationResult:
     """Train a model by a federation.
 
@@ -146,6 +149,14 @@ def run_federation(
         allow_missing_weights: See there.
         save_hf: See there; the first member that is there at the end writes it.
         save_dtype: See there.
+        scheduler: Of each member's learning rates; likewise.
+        document_separator: See there.
+        check_replicas_every: Steps between checks that the weights of each member are
+            finite, and equal on all its ranks that hold copies of them.
+        callbacks: Called on every process, of what its member does; none may stop the
+            run. ``state.prepared`` has the member's plan and trainer.
+        on_nonfinite: As for :func:`executors.run`, of a member's own loss and gradient
+            norm. Weights that are not finite end a member at an exchange in any case.
 
     Raises:
         ExecutionError: If the number of processes is wrong, a plan cannot be run, a
@@ -158,7 +169,12 @@ def run_federation(
     if steps < 1:
         raise ExecutionError(f"steps={steps}; a run has at least 1 step")
     require_exchange(federation, "evaluate_every", evaluate_every)
-    kept = _Kept(
+    require_policy(on_nonfinite)
+    if check_replicas_every is not None and check_replicas_every < 1:
+        raise ExecutionError(
+            f"check_replicas_every={check_replicas_every}; give a number of at least 1"
+        )
+    options = RunOptions(
         files=WeightOptions.of(
             model_fn, init_from, allow_missing_weights, save_hf, save_dtype
         ),
@@ -173,72 +189,87 @@ def run_federation(
             ),
             steps,
         ),
-        eval_data=_require_evaluation(eval_data, evaluate_every),
+        eval_data=require_evaluation(eval_data, evaluate_every),
         evaluate_every=evaluate_every,
+        scheduler=scheduler,
+        document_separator=document_separator,
+        check_every=check_replicas_every,
+        callbacks=tuple(callbacks),
+        on_nonfinite=on_nonfinite,
     )
-    place = _place(federation)
-    chosen = choose_device(device)
-    timeout = datetime.timedelta(seconds=timeout_s)
+    start = Start(
+        model_fn=model_fn,
+        seed=seed,
+        device=choose_device(device),
+        force=force,
+        timeout_s=timeout_s,
+        rank_timeout_s=rank_timeout_s,
+    )
     with contextlib.ExitStack() as stack:
-        meeting = open_store(
-            place.process,
-            len(federation.processes),
-            rank_timeout_s=rank_timeout_s,
-            timeout=timeout,
-        )
-        membership = _membership(place, meeting, rank_timeout_s, timeout_s)
-        if membership is not None:
-            stack.enter_context(membership.active())
-        own = stack.enter_context(
-            _world(place, meeting.store, chosen, rank_timeout_s, timeout)
-        )
-        source = ModelSource(model_fn=model_fn, seed=seed, weights=kept.files)
-        plan = federation.members[place.member].plan
-        trainer, inventory = prepare_trainer(plan, source, chosen, force)
-        kept.files.load(trainer, inventory)
-        exchange = MemberExchange(
-            place,
-            MemberWeights(trainer, inventory),
-            store=meeting.store,
-            own=own,
-            membership=membership,
-            timeout_s=timeout_s,
-        )
-        run = _Run(place, trainer, exchange, kept, steps)
-
-        def open_checkpoints(joins: bool) -> Checkpoints | None:
-            if kept.checkpoints is None:
-                return None
-            options = member_options(
-                kept.checkpoints, place, meeting.store, joins=joins
-            )
-            saved = Checkpoints(
-                options, trainer, inventory, seed=seed, timeout_s=timeout_s, force=force
-            )
-            return stack.enter_context(saved)
-
-        run.begin(open_checkpoints)
-        reports = list(_train(run, data, seed, on_step))
-        if place.member == min(exchange.members):
-            kept.files.save(trainer, inventory)
+        run = _begin(find_place(federation), start, options, steps, stack)
+        reports = _train(run, data, seed, on_step)
+        run.save_weights()
         return _result(run, reports)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """Weights, checkpoints and evaluations of a run.
+def _begin(
+    place: Place,
+    start: Start,
+    options: RunOptions,
+    steps: int,
+    stack: contextlib.ExitStack,
+) -> _Run:
+    """Meet the other processes, build this rank's part, and go on where others are."""
+    timeout = datetime.timedelta(seconds=start.timeout_s)
+    silence_s = start.rank_timeout_s
+    processes = len(place.federation.processes)
+    meeting = open_store(
+        place.process, processes, rank_timeout_s=silence_s, timeout=timeout
+    )
+    membership = make_membership(place, meeting, silence_s, start.timeout_s)
+    if membership is not None:
+        stack.enter_context(membership.active())
+    own = stack.enter_context(
+        member_group(place, meeting.store, start.device, silence_s, timeout)
+    )
+    source = ModelSource(
+        model_fn=start.model_fn, seed=start.seed, weights=options.files
+    )
+    plan = place.federation.members[place.member].plan
+    trainer, inventory = prepare_trainer(
+        plan,
+        source,
+        start.device,
+        start.force,
+        document_separator=options.document_separator,
+    )
+    options.files.load(trainer, inventory)
+    exchange = MemberExchange(
+        place,
+        MemberWeights(trainer, inventory),
+        store=meeting.store,
+        own=own,
+        membership=membership,
+        timeout_s=start.timeout_s,
+    )
+    run = _Run(place, trainer, inventory, exchange, options, steps)
 
-    Attributes:
-        files: Weights to begin with, and the folder for those at the end.
-        checkpoints: Of all members; None for none.
-        eval_data: What is evaluated; None for nothing.
-        evaluate_every: Steps between evaluations; None for one at the end.
-    """
+    def open_checkpoints(joins: bool) -> Checkpoints | None:
+        if options.checkpoints is None:
+            return None
+        mine = member_options(options.checkpoints, place, meeting.store, joins=joins)
+        saved = Checkpoints(
+            mine,
+            trainer,
+            inventory,
+            seed=start.seed,
+            timeout_s=start.timeout_s,
+            force=start.force,
+        )
+        return stack.enter_context(saved)
 
-    files: WeightOptions
-    checkpoints: CheckpointOptions | None
-    eval_data: TrainingData | None
-    evaluate_every: int | None
+    run.begin(open_checkpoints)
+    return run
 
 
 def _result(run: _Run, reports: Sequence[StepReport]) -> FederationResult:
@@ -258,135 +289,42 @@ def _result(run: _Run, reports: Sequence[StepReport]) -> FederationResult:
     )
 
 
-def _place(federation: Federation) -> Place:
-    """Find out which process of which member this one is.
-
-    Raises:
-        ExecutionError: If there are more or fewer processes than the members need, or
-            torchrun started them.
-    """
-    process, world = own_numbers()
-    places = federation.processes
-    if world != len(places):
-        raise ExecutionError(
-            f"{world} processes were started, the {len(federation.members)} members "
-            f"have {len(places)}; start one for each of their devices"
-        )
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise ExecutionError(
-            "torchrun ends all its ranks when one fails, and has them start again in a "
-            "store of old keys; use meshwright run, or start each process by itself "
-            "with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-        )
-    if dist.is_initialized():
-        raise ExecutionError(
-            "a process group exists already, but members have groups of their own; "
-            "leave it to run_federation() to make them"
-        )
-    member, index = places[process]
-    mine = [number for number, (one, _) in enumerate(places) if one == member]
-    ranks = ranks_of_processes(federation.members[member].processes)
-    return Place(
-        federation=federation,
-        member=member,
-        process=process,
-        rank=ranks[index],
-        leader=mine[0],
-        followers=tuple(mine[1:]),
-    )
-
-
-def _membership(
-    place: Place, meeting: Meeting, silence_s: float, timeout_s: float
-) -> Membership | None:
-    """Agreement with the other members, for the process that leads this one."""
-    federation = place.federation
-    count = len(federation.members)
-    if count == 1 or not place.leads:
-        return None
-    places = federation.processes
-    leaders = sorted(
-        next(n for n, (one, _) in enumerate(places) if one == member)
-        for member in range(count)
-    )
-    return Membership(
-        meeting,
-        place.process,
-        len(places),
-        copy=place.member,
-        numbers=leaders,
-        fewest=federation.exchange.fewest_copies or count,
-        silence_s=silence_s,
-        timeout_s=timeout_s,
-    )
-
-
-@contextlib.contextmanager
-def _world(
-    place: Place,
-    store: Store,
-    device: torch.device,
-    rank_timeout_s: float,
-    timeout: datetime.timedelta,
-) -> Iterator[Store]:
-    """Process group of the member for the block; yields a store of its attempt."""
-    count, index = 1 + len(place.followers), 0
-    if not place.leads:
-        index = 1 + place.followers.index(place.process)
-    mine = PrefixStore(f"member/{place.member}", store)
-    word = uuid.uuid4().hex
-    if count > 1:
-        word = agree(mine, index, count, rank_timeout_s)
-    own = PrefixStore(word, mine)
-    with contextlib.ExitStack() as stack:
-        heartbeat: Heartbeat | None = None
-        if count > 1:
-            meeting = Meeting(store=own, is_host=False)
-            heartbeat = Heartbeat(meeting, index, count, rank_timeout_s)
-            stack.enter_context(heartbeat)
-        try:
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                store=PrefixStore("group", own),
-                rank=place.rank,
-                world_size=count,
-                timeout=timeout,
-                device_id=device if device.type == "cuda" else None,
-            )
-            yield own
-        except BaseException as error:
-            if heartbeat is not None:
-                heartbeat.fail(error)
-            raise
-        finally:
-            # As executors.launching.process_group does, for the reason given there.
-            gc.collect()
-            if dist.is_initialized():
-                dist.destroy_process_group()
-
-
 class _Run:
     """One process of a member between and at exchanges.
 
     Args:
         place: Of this process.
         trainer: Of this rank.
+        inventory: Of the model.
         exchange: With the other members.
-        kept: What the run leaves behind.
+        options: Of the run.
         steps: Of the run.
+
+    Attributes:
+        rates: Learning rates of the member.
+        state: Of the run, as callbacks see it.
+        skipping: Leaves out steps that are not finite; None if they are not left out.
     """
 
     def __init__(
         self,
         place: Place,
         trainer: Trainer,
+        inventory: Inventory,
         exchange: MemberExchange,
-        kept: _Kept,
+        options: RunOptions,
         steps: int,
     ) -> None:
         self.place, self.trainer, self.exchange = place, trainer, exchange
         self.federation, self.steps = place.federation, steps
-        self._weights, self._options = exchange.weights, kept
+        self._weights, self.options = exchange.weights, options
+        self._inventory = inventory
+        self.skipping: SkippingStep | None = None
+        if options.on_nonfinite == "skip":
+            self.skipping = SkippingStep(trainer)
+        self.rates = RateSchedule(trainer.optimizer, options.scheduler)
+        member = TrainedMember(plan=trainer.plan, trainer=trainer)
+        self.state = LoopState(prepared=member, steps=steps, first=0)
         self._settings = self.federation.exchange
         #: Weights of the last exchange and momentum, as this rank's parts, by kind.
         self._kept: dict[str, dict[nn.Parameter, torch.Tensor]] = {}
@@ -416,9 +354,9 @@ class _Run:
         Args:
             open_checkpoints: Makes those of this member, told whether it joins.
         """
-        if self._options.eval_data is not None:
+        if self.options.eval_data is not None:
             self.trainer.require_evaluation()
-            self._evaluated = evaluation_batches(self._options.eval_data, *_share(self))
+            self._evaluated = evaluation_batches(self.options.eval_data, *_share(self))
         joined = None
         if len(self.federation.members) > 1:
             joined = self.exchange.begin(self._kinds)
@@ -428,6 +366,7 @@ class _Run:
             replicas = MemberReplicas(self.trainer, period, self._kept)
             self.trainer.replicas = replicas
             self.first = self._saved.begin()
+            self.rates.forward(self.first)
         if joined is None:
             return
         for kind in self._kinds:
@@ -441,14 +380,39 @@ class _Run:
             own if self.first else "its optimizer begins anew",
         )
         self.first = self.trainer.done = joined.done
+        self.rates.forward(self.first)
 
     def save(self, done: int) -> None:
-        """Save a checkpoint if that is due after so many steps; collective."""
-        saved = self._saved
+        """Save a checkpoint, or check weights, if that is due; collective."""
+        saved, every = self._saved, self.options.check_every
         if saved is not None and saved.options.due(done, self.steps):
-            saved.save(done)
-        elif done == self.steps:
+            folder = saved.save(done)
+            for callback in self.options.callbacks:
+                callback.on_save(self.state, folder)
+        elif done == self.steps or (every and not done % every):
             require_sound_weights(self.trainer, done, self.remedy)
+
+    def save_weights(self) -> None:
+        """Write the weights at the end, as the first member that is there."""
+        if self.place.member == min(self.exchange.members):
+            self.options.files.save(self.trainer, self._inventory)
+
+    def tell(self, report: StepReport) -> None:
+        """Tell callbacks about a step.
+
+        Raises:
+            ExecutionError: If one of them wants to stop the run.
+        """
+        for callback in self.options.callbacks:
+            callback.on_step(self.state, report)
+            if report.eval_loss is not None:
+                callback.on_evaluate(self.state, report.step + 1, report.eval_loss)
+        if self.state.reason is not None:
+            raise ExecutionError(
+                f"a callback stops the run after step {report.step + 1} "
+                f"({self.state.reason}), but members of a federation end together; "
+                f"give fewer steps"
+            )
 
     def remedy(self, change: str) -> str:
         """Add to advice what to resume from; collective."""
@@ -456,7 +420,7 @@ class _Run:
 
     def evaluate(self, done: int) -> float | None:
         """Mean loss of the member's share, if that is due; collective in the member."""
-        batches, every = self._evaluated, self._options.evaluate_every
+        batches, every = self._evaluated, self.options.evaluate_every
         if batches is None or not (done == self.steps or (every and not done % every)):
             return None
         losses = []
@@ -523,20 +487,6 @@ class _Run:
             )
 
 
-def _require_evaluation(
-    eval_data: TrainingData | None, evaluate_every: int | None
-) -> TrainingData | None:
-    """Refuse evaluations of nothing.
-
-    Raises:
-        ExecutionError: If there are no data, or the number of steps is below 1.
-    """
-    require_evaluation_options(eval_data, evaluate_every)
-    if isinstance(eval_data, list | tuple) and not eval_data:
-        raise ExecutionError("eval_data holds no batch; give at least one, or None")
-    return eval_data
-
-
 def _share(run: _Run) -> tuple[Workload, Part]:
     """Workload of the whole federation, and the samples of it that this rank reads."""
     federation, own = run.federation, run.trainer.part
@@ -560,7 +510,30 @@ def _train(
     data: TrainingData | None,
     seed: int,
     on_step: Callable[[StepReport], None] | None,
-) -> Iterator[StepReport]:
+) -> list[StepReport]:
+    """Train to the end, and let every callback end, whatever ends the run."""
+    callbacks, error = run.options.callbacks, None
+    run.state.first = run.first
+    reports = []
+    try:
+        for callback in callbacks:
+            callback.on_start(run.state)
+        for report in _steps(run, data, seed):
+            run.tell(report)
+            if on_step is not None and run.place.leads:
+                on_step(report)
+            reports.append(report)
+    except BaseException as found:
+        error = found
+        raise
+    finally:
+        with contextlib.ExitStack() as stack:
+            for callback in reversed(callbacks):
+                stack.callback(callback.on_end, run.state, error)
+    return reports
+
+
+def _steps(run: _Run, data: TrainingData | None, seed: int) -> Iterator[StepReport]:
     """Train step by step on the member's share of the batch."""
     trainer, place = run.trainer, run.place
     whole, part = _share(run)
@@ -572,32 +545,33 @@ def _train(
             if not isinstance(own, BatchPart):
                 own = _share_of(own, place)
                 require_equal_batches(own, step, trainer.place.device)
-            yield _one_step(run, own, step, on_step)
+            yield _one_step(run, own, step)
 
 
-def _one_step(
-    run: _Run,
-    own: Batch | BatchPart,
-    step: int,
-    on_step: Callable[[StepReport], None] | None,
-) -> StepReport:
+def _one_step(run: _Run, own: Batch | BatchPart, step: int) -> StepReport:
     """Train one step; exchange, save and evaluate where that is due."""
-    trainer = run.trainer
+    trainer, options = run.trainer, run.options
+    rate = trainer.optimizer.param_groups[0].get("lr")
     started = time.perf_counter()
     result = trainer.step(own)
-    require_finite_step(trainer, step, result, run.remedy)
+    if options.on_nonfinite == "stop":
+        require_finite_step(trainer, step, result, run.remedy)
+    skipped = run.skipping is not None and run.skipping.skipped
+    run.rates.step()
+    norm = result.grad_norm
+    if norm is None and any(one.needs_grad_norm for one in options.callbacks):
+        norm = last_gradient_norm(trainer)
     with torch.no_grad():
         run.after_step(step)
     took = time.perf_counter() - started
     run.save(step + 1)
-    report = StepReport(
+    return StepReport(
         step=step,
         steps=run.steps,
         loss=result.loss,
-        grad_norm=result.grad_norm,
+        grad_norm=norm,
         time_s=took,
         eval_loss=run.evaluate(step + 1),
+        learning_rate=None if rate is None else float(rate),
+        skipped=skipped,
     )
-    if on_step is not None and run.place.leads:
-        on_step(report)
-    return report

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from executors.loop.callbacks import Callback, LoopState, StepReport
+from executors.loop.callbacks import (
+    Callback,
+    LoopState,
+    StepReport,
+    TrainedMember,
+)
 from executors.loop.loggers import LOGGERS, make_logger
 from executors.loop.loop import Loop
 from executors.loop.profiling import ProfilerTrace
@@ -16,6 +21,7 @@ __all__ = [
     "ProfilerTrace",
     "StepReport",
     "StopSignals",
+    "TrainedMember",
     "make_logger",
     "signal_numbers",
 ]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executors.prepared import Prepared
+from executors.trainer import Trainer
+from planner.schema import Plan
 
-__all__ = ["Callback", "LoopState", "StepReport"]
+__all__ = ["Callback", "LoopState", "StepReport", "TrainedMember"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +42,42 @@ class StepReport:
     skipped: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedMember:
+    """The part of a :class:`Prepared` that a member of a federation has.
+
+    Attributes:
+        plan: Of the member.
+        trainer: Of this rank.
+    """
+
+    plan: Plan
+    trainer: Trainer
+
+    @property
+    def process(self) -> int:
+        """Number of this process in its member."""
+        return self.trainer.place.process
+
+    @property
+    def done(self) -> int:
+        """Steps done."""
+        return self.trainer.done
+
+
 @dataclass(kw_only=True)
 class LoopState:
     """State of a run, as callbacks see it.
 
     Attributes:
-        prepared: The model, its optimizer and plan.
+        prepared: The model, its optimizer and plan; in a federation the member's plan
+            and trainer alone.
         steps: Steps of the run.
         first: Steps that were done before.
         reason: Why the run ends early, on this process; None while it goes on.
     """
 
-    prepared: Prepared
+    prepared: Prepared | TrainedMember
     steps: int
     first: int
     reason: str | None = None

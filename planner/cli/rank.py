@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +44,24 @@ def _callbacks(arguments: dict[str, Any]) -> list[Callback]:
     if arguments.get("profile"):
         found.append(ProfilerTrace(arguments["profile"], arguments["profile_dir"]))
     return found
+
+
+def _of_member(arguments: dict[str, Any], name: str) -> dict[str, Any]:
+    """Arguments with the files of one member: its own log, and folders of its name."""
+
+    def own(kind: str, target: str) -> str:
+        path = Path(target)
+        if kind == "json":
+            return str(path.with_name(f"{path.stem}-{name}{path.suffix}"))
+        return target if kind == "wandb" else str(path / name)
+
+    return {
+        **arguments,
+        "loggers": {
+            kind: own(kind, target) for kind, target in arguments["loggers"].items()
+        },
+        "profile_dir": own("profile", arguments["profile_dir"]),
+    }
 
 
 def _model_fn(
@@ -129,6 +149,11 @@ def train_member(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
 
     federation = Federation.from_json(arguments["federation"])
     plan = federation.members[0].plan
+    # Of too many processes the run says more.
+    member, _ = dict(enumerate(federation.processes)).get(
+        int(os.environ.get("RANK", "0")), (0, 0)
+    )
+    own = _of_member(arguments, federation.members[member].name)
     result = run_federation(
         federation,
         _model_fn(plan, arguments["model"], arguments["allow_remote_code"]),
@@ -148,6 +173,11 @@ def train_member(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         allow_missing_weights=arguments["allow_missing_weights"],
         save_hf=arguments["save_hf"],
         save_dtype=arguments["save_dtype"],
+        scheduler=_scheduler(arguments),
+        document_separator=arguments["document_separator"],
+        check_replicas_every=arguments["check_replicas_every"],
+        callbacks=_callbacks(own),
+        on_nonfinite=arguments["on_nonfinite"],
         on_step=lambda report: emit({"step": report.step, "loss": report.loss}),
     )
     return asdict(result)

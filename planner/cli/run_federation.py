@@ -93,33 +93,7 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
         CaptureError: If code may run, and no model is named.
         PlanFileError: If the plans name no model.
     """
-    for flag, given, remedy in (
-        ("--on", options.on != "local", "start each process where it belongs"),
-        ("--measure", options.measure, "measure a member's own plan"),
-        ("--measurement", options.measurement, "measure a member's own plan"),
-        ("--check-first-step", options.check_first_step, "check a member's own plan"),
-        ("--check-replicas-every", options.check_replicas_every, "leave it out"),
-        (
-            "--document-separator",
-            options.document_separator is not None,
-            "leave it out",
-        ),
-        ("--lr-schedule", options.lr_schedule != "constant", "leave it out"),
-        ("--warm-up-steps", options.warm_up_steps, "leave it out"),
-        ("--log", options.log, "leave it out"),
-        ("--tensorboard", options.tensorboard, "leave it out"),
-        ("--wandb", options.wandb, "leave it out"),
-        ("--profile", options.profile, "profile a member's own plan"),
-        ("--on-nonfinite", options.on_nonfinite != "stop", "leave it out"),
-        ("--signal", options.signal, "leave it out"),
-        ("--keep-best", options.keep_best, "leave it out"),
-        ("--last-weights", options.last_weights, "leave it out"),
-    ):
-        if given:
-            raise ExecutionError(
-                f"{flag} with the federation {options.plan}, whose members train "
-                f"apart; {remedy}"
-            )
+    _require_options(options)
     if options.steps < 1:
         raise ExecutionError(f"--steps {options.steps}; a run has at least 1 step")
     if not options.rank_timeout_s > 0:
@@ -163,6 +137,63 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
         **options.checkpoints(),
         **options.weights(),
         **options.evaluation(),
+        **_loop(options),
+    }
+
+
+def _require_options(options: RunCommand) -> None:
+    """Refuse options of a plan's run that members which train apart cannot have.
+
+    Raises:
+        ExecutionError: If one is given.
+    """
+    for flag, given, remedy in (
+        ("--on", options.on != "local", "start each process where it belongs"),
+        ("--measure", options.measure, "measure a member's own plan"),
+        ("--measurement", options.measurement, "measure a member's own plan"),
+        ("--check-first-step", options.check_first_step, "check a member's own plan"),
+        (
+            "--signal",
+            options.signal,
+            "one that ends behind a step of its own leaves the others waiting at the "
+            "exchange: leave it out, and resume from the last checkpoint",
+        ),
+        (
+            "--keep-best",
+            options.keep_best,
+            "each evaluates its own samples, and would keep another step: leave it out",
+        ),
+        ("--last-weights", options.last_weights, "leave it out"),
+    ):
+        if given:
+            raise ExecutionError(
+                f"{flag} with the federation {options.plan}, whose members train "
+                f"apart; {remedy}"
+            )
+
+
+def _loop(options: RunCommand) -> dict[str, Any]:
+    """Options of the loop of each member; mistakes are refused.
+
+    Raises:
+        ExecutionError: If one is wrong, or a library is not installed.
+    """
+    from executors.learning_rates import learning_rate
+
+    learning_rate(
+        options.lr_schedule, steps=options.steps, warm_up_steps=options.warm_up_steps
+    )
+    every = options.check_replicas_every
+    if every is not None and every < 1:
+        raise ExecutionError(
+            f"--check-replicas-every {every}; give a number of at least 1"
+        )
+    return {
+        "lr_schedule": options.lr_schedule,
+        "warm_up_steps": options.warm_up_steps,
+        "document_separator": options.document_separator,
+        "check_replicas_every": every,
+        **options.loop(),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,9 @@ def test_members_train_and_exchange(
     ("words", "said"),
     [
         (("--measure",), "--measure with the federation"),
+        (("--signal", "USR1"), "leaves the others waiting at the exchange"),
+        (("--warm-up-steps", "2000"), "warm_up_steps=2000"),
+        (("--profile", "3:2"), "3:2"),
         (
             ("--checkpoint-dir", "x", "--steps", "3"),
             "--steps=3 with checkpoints, but members are equal every 2 steps alone",
@@ -97,6 +101,27 @@ def test_weights_checkpoints_and_evaluations_are_kept(
     assert sum(p.numel() for p in model.parameters()) == sum(
         p.numel for p in tiny_graph().parameters
     )
+
+
+def test_options_of_the_loop_are_those_of_each_member(
+    capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path
+) -> None:
+    words = ("--lr-schedule", "linear", "--warm-up-steps", "2", "--steps", "4")
+    words = (*words, "--log", tmp_path / "log.jsonl", "--check-replicas-every", "1")
+    words = (*words, "--profile", "2:2", "--profile-dir", tmp_path / "traces")
+    words = (*words, "--data", TOKENS)
+    answer = ask(capsys, "run", file, *words, "--on-nonfinite", "skip", "--json")
+    assert answer.code == 0, answer.err
+    for name, found in zip(("member0", "member1"), answer.json["members"], strict=True):
+        text = (tmp_path / f"log-{name}.jsonl").read_text(encoding="utf-8")
+        lines = [json.loads(line) for line in text.splitlines()]
+        steps = [line for line in lines if line["event"] == "step"]
+        assert [line["loss"] for line in steps] == found["losses"]
+        rates = [line["learning_rate"] for line in steps]
+        assert rates == pytest.approx([rates[1] / 2, rates[1], rates[1], 0.0])
+        assert lines[-1]["event"] == "end"
+    traces = sorted(path.name for path in (tmp_path / "traces").rglob("*.json"))
+    assert traces == ["rank-0-steps-2-2.json"] * 2 + ["rank-1-steps-2-2.json"]
 
 
 def test_a_federation_for_another_machine_is_refused(

@@ -15,6 +15,8 @@ from executors.checkpoints.snapshot import full_parameters
 from executors.data import synthetic_batch
 from executors.federation import run as federation_run
 from executors.federation import run_federation
+from executors.learning_rates import learning_rate
+from executors.loop import Callback, LoopState, StepReport
 from planner.schema import Federation
 from tests.distributed.cases import build
 
@@ -23,11 +25,29 @@ __all__ = ["train"]
 Emit = Callable[[Any], None]
 
 
+class _Told(Callback):
+    """Notes rates and steps that are left out; stops after some steps."""
+
+    def __init__(self, stop_after: int | None) -> None:
+        self.rates: list[float | None] = []
+        self.skipped: list[int] = []
+        self._stop_after = stop_after
+
+    def on_step(self, state: LoopState, report: StepReport) -> None:
+        self.rates.append(report.learning_rate)
+        if report.skipped:
+            self.skipped.append(report.step)
+        if report.step + 1 == self._stop_after:
+            state.stop("patience")
+
+
 def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
     """Train by a federation; ``doom`` is (processes, step, signal) of the first try.
 
     The process that leads a member tells a digest of its weights after each step.
-    ``evaluated`` are the steps whose batches are evaluated, ``options`` those of
+    ``evaluated`` are the steps whose batches are evaluated, ``spoiled`` is the sample
+    and the step of an input that is not finite, ``schedule`` that of the learning rate,
+    ``stop_after`` the steps after which a callback wants to stop, ``options`` those of
     :func:`executors.run_federation` that are left.
     """
     federation = Federation.from_json(args["federation"])
@@ -44,7 +64,13 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
         workload = federation.members[0].plan.workload.model_copy(
             update={"global_batch": federation.global_batch}
         )
-        return synthetic_batch(workload, step)
+        batch = synthetic_batch(workload, step)
+        sample, when = args.get("spoiled") or (0, None)
+        if step == when:
+            next(v for v in batch.values() if v.is_floating_point())[sample] = torch.nan
+        return batch
+
+    told_of = _Told(args.get("stop_after"))
 
     def told(run: Any, step: int) -> None:
         original(run, step)
@@ -63,6 +89,10 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
         steps=args["steps"],
         rank_timeout_s=args.get("silence_s", 60.0),
         eval_data=[data(step) for step in args.get("evaluated", [])] or None,
+        scheduler=learning_rate(args["schedule"], steps=8, warm_up_steps=2)
+        if "schedule" in args
+        else None,
+        callbacks=[told_of],
         **args.get("options", {}),
     )
     return {
@@ -73,5 +103,7 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
         "sent_bytes": result.sent_bytes,
         "exchanges": len(result.exchange_times_s),
         "evaluations": [list(one) for one in result.evaluations],
+        "rates": told_of.rates,
+        "skipped": told_of.skipped,
         "weights": {name: one.tolist() for name, one in weights.items()},
     }
