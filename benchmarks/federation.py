@@ -51,8 +51,13 @@ from planner import Cluster, ModelGraph
 from planner.capture import capture, load_model
 from planner.cluster import device_type
 from planner.errors import NoFeasiblePlanError
-from planner.federations import FleetPlanner, PlannedDivision, plan_divisions
-from planner.request import PlanOptions, make_request
+from planner.federations import (
+    FleetPlanner,
+    PlannedDivision,
+    plan_divisions,
+    segment_pricer,
+)
+from planner.request import PlanOptions
 from planner.schema.methods.local_steps import LocalSteps
 from planner.search.base import GroupOrderer, get_partitioner
 from planner.search.federation import (
@@ -169,14 +174,14 @@ def draw_fleet(seed: int, fewest: int = 5, most: int = 10) -> Fleet:
 
 def compare(number: int, graph: ModelGraph, fleet: Fleet, seed: int) -> Result:
     """Divide a fleet by each rule."""
-    options = PlanOptions(global_batch=_BATCH, seed=seed)
+    options = PlanOptions(global_batch=_BATCH, seed=seed, any_dtype=True)
     planner = FleetPlanner(
         graph=graph,
         fleet=fleet.cluster,
         options=options,
         exchange=LocalSteps(period=_PERIOD),
     )
-    pricer = SegmentPricer(make_request(graph, fleet.cluster, options))
+    pricer = segment_pricer(planner)
     drawn = _pointers_orders(pricer)
     count = len(pricer.groups)
     random = np.random.default_rng(seed)

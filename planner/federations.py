@@ -46,6 +46,7 @@ __all__ = [
     "federate_graph",
     "plan_divisions",
     "read_exchange",
+    "segment_pricer",
 ]
 
 #: Longest period that is chosen: DiLoCo's evidence is of 500 steps (2311.08105).
@@ -424,7 +425,7 @@ def plan_divisions(
     """
     options = planner.options
     if pricer is None:
-        pricer = _segment_pricer(planner)
+        pricer = segment_pricer(planner)
     period = planner.exchange.period if planner.exchange else _LONGEST
     most = min(most, options.global_batch)
     found: dict[tuple[tuple[int, ...], ...], PlannedDivision] = {}
@@ -447,8 +448,11 @@ def plan_divisions(
     return [planner.evened(planned[0]), *planned[1:]], len(pricer)
 
 
-def _segment_pricer(planner: FleetPlanner) -> SegmentPricer:
-    """Price segments in a dtype that all their devices compute in.
+def segment_pricer(planner: FleetPlanner) -> SegmentPricer:
+    """Return a pricer of segments in a dtype that all their devices compute in.
+
+    Args:
+        planner: Of the fleet's members.
 
     Raises:
         StrategyError: If a dtype is asked for that some devices of the fleet lack.

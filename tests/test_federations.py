@@ -21,9 +21,9 @@ from planner.errors import (
 from planner.federations import (
     FleetPlanner,
     _moved_shares,
-    _segment_pricer,
     _share,
     plan_divisions,
+    segment_pricer,
 )
 from planner.request import PlanOptions, make_request
 from planner.schema import Precision
@@ -183,7 +183,7 @@ def test_members_that_wait_take_samples_of_the_slowest() -> None:
     planner = FleetPlanner(
         graph=gpt2_graph(),
         fleet=fleet(UNLIKE, [1000, 5000, 10000]),
-        options=PlanOptions(global_batch=66),
+        options=PlanOptions(global_batch=66, any_dtype=True),
         exchange=None,
     )
     equal = planner.planned(((0,), (1,), (2,)), (22, 22, 22))
@@ -236,7 +236,7 @@ def test_orders_of_the_pointer_make_no_division_worse(seed: int) -> None:
     planner = FleetPlanner(
         graph=gpt2_graph(),
         fleet=machines,
-        options=PlanOptions(global_batch=32, seed=seed),
+        options=PlanOptions(global_batch=32, seed=seed, any_dtype=True),
         exchange=None,
     )
     both = plan_divisions(planner, 3)[0]
@@ -279,8 +279,8 @@ def test_segments_are_priced_in_a_dtype_of_all_their_hosts() -> None:
             graph=gpt2_graph(), fleet=machines, options=options, exchange=None
         )
 
-    narrow = _segment_pricer(planner(any_dtype=True))
-    half = _segment_pricer(planner(precision=Precision(compute="float16")))
+    narrow = segment_pricer(planner(any_dtype=True))
+    half = segment_pricer(planner(precision=Precision(compute="float16")))
     assert narrow.of((1,)) == half.of((1,))
     assert narrow.of((0, 1)) == half.of((0, 1))
     wide = make_request(gpt2_graph(), machines, PlanOptions(global_batch=32))
