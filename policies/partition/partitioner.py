@@ -180,6 +180,7 @@ class _Sharing:
         self._counted = dict(known.model.evaluations)
         for one, cuts in known.found[self._seen :]:
             if best_score(campaign.request, cuts) < campaign.best_score:
+                self._price([one])
                 campaign.adopt(one, cuts)
             else:
                 self._kept.append((one, cuts))
@@ -187,9 +188,14 @@ class _Sharing:
 
     def finish(self) -> None:
         """Hand over the rest, priced together, and where evolution may start."""
+        known = self._known
+        found = [*self._kept, *known.found[self._seen :]]
+        self._price([*known.solutions, *(one for one, _ in found)])
         self.share()
-        campaign = self._campaign
-        usual = [one for one, _ in self._kept if one.row["schedule"] in _USUAL]
-        campaign.price([*self._known.solutions, *usual])
         for one, cuts in self._kept:
-            campaign.adopt(one, cuts)
+            self._campaign.adopt(one, cuts)
+
+    def _price(self, solutions: list[Solution]) -> None:
+        """Price solutions whose schedules have a formula; others take long."""
+        usual = [one for one in solutions if one.row["schedule"] in _USUAL]
+        self._campaign.price(usual)
