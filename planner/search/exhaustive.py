@@ -41,6 +41,8 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 #: Rows priced at once without a time budget, with one, and in a race against it.
 _ROWS_AT_ONCE, _ROWS_TIMED, _ROWS_RACED = 500_000, 100_000, 10_000
+#: Rows with the least excess that fit by an exact cut before others come first again.
+_RESCUED = 4
 #: Prices in one glance at several numbers of devices.
 _ROWS_GLANCED = 4_000
 #: In a race: finalists simulated after a glance at all orders, and after the whole
@@ -125,6 +127,7 @@ class _Queue:
         self._over: list[tuple[float, int, Index, Row]] = []
         self._nearest: list[tuple[float, int, Index, Row]] = []
         self._doubt = False
+        self._rescued = 0
         self._varied: dict[bytes, int] = {}
         self._number = itertools.count()
         self._orders: dict[int, list[Index]] = {}
@@ -215,7 +218,8 @@ class _Queue:
 
     def _next(self) -> tuple[float, Index, Row] | None:
         """Return the next finalist with its score; None if there is none."""
-        if self._nearest and not self._campaign.has_fit:
+        rescuing = not self._campaign.has_fit or 0 < self._rescued < _RESCUED
+        if self._nearest and rescuing:
             _, _, order, row = heapq.heappop(self._nearest)
             return 0.0, order, row
         first, over = self._waiting, self._over
@@ -231,13 +235,16 @@ class _Queue:
         campaign = self._campaign
         while campaign.left != 0 and (found := self._next()) is not None:
             value, order, row = found
+            rescuing = value == 0.0
             if value > _HOPELESS * campaign.best_score:
                 continue
             one = Solution(order=order, row=row)
             campaign.price([one])
             if campaign.was_simulated(one):
                 continue
-            self._vary(campaign.simulate(one, cuts=2), order, row)
+            value = campaign.simulate(one, cuts=2)
+            self._rescued += rescuing and campaign.may_fit(one)
+            self._vary(value, order, row)
             return True
         return False
 
