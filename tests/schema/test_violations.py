@@ -124,7 +124,10 @@ def test_a_v_has_two_stages_a_rank(schedule: Schedule) -> None:
         ({"mesh": Mesh(pp=2), "num_microbatches": 2}, "without stages"),
         ({"mesh": Mesh(tp=2)}, "without stages"),
         ({"virtual_stages": 2}, "virtual_stages=2"),
-        ({"precision": Precision(compute="float8")}, "float8"),
+        (
+            {"precision": Precision(compute="float8"), "mesh": Mesh(tp=2)},
+            "compute=float8 with tp=2",
+        ),
         (
             {"precision": Precision(parameter="bfloat16", compute="float32")},
             "compute=float32",

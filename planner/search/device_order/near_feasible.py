@@ -139,7 +139,8 @@ def find_near_feasible(
     if np.isinf(best):
         least = missed[np.argsort(seen.excess_bytes[missed], kind="stable")]
         turns = np.stack([least[: len(nearest)], nearest], axis=1).ravel()
-        nearest = np.array(list(dict.fromkeys(turns.tolist())))[:_MISSES]
+        nearest = np.array(list(dict.fromkeys(turns.tolist())), dtype=np.int64)
+        nearest = nearest[:_MISSES]
     return _least_excesses(request, model, groups, choices, seen.choice[nearest])
 
 
