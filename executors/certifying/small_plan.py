@@ -21,7 +21,7 @@ from planner.schema import (
     Workload,
 )
 from planner.schema.methods import slots
-from planner.schema.strategy import matches_pattern
+from planner.schema.strategy_parts import matches_pattern
 
 __all__ = ["SMALL_LENGTH", "small_plan"]
 

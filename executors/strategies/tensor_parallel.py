@@ -46,7 +46,7 @@ from executors.strategies.collectives import (
 from executors.strategies.sharded import Memo, shard_embedding, shard_linear
 from planner.errors import ExecutionError, StrategyError
 from planner.schema import TensorSharding
-from planner.schema.strategy import matches_pattern
+from planner.schema.strategy_parts import matches_pattern
 
 __all__ = ["apply_tensor_parallel", "styles_of_model"]
 

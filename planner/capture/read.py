@@ -40,7 +40,7 @@ from planner.graph.sharding import (
 )
 from planner.graph.stream import mixing_layers, why_whole_stream
 from planner.graph.units import find_structure
-from planner.schema.strategy import matches_pattern
+from planner.schema.strategy_parts import matches_pattern
 
 __all__ = ["capture"]
 

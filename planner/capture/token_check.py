@@ -43,7 +43,7 @@ from planner.capture.token_rules import (
 )
 from planner.capture.trace import Call, Tracer
 from planner.errors import CaptureError
-from planner.schema.strategy import matches_pattern
+from planner.schema.strategy_parts import matches_pattern
 
 __all__ = ["TokenCheck"]
 

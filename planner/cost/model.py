@@ -21,7 +21,7 @@ from planner.cost.table.orders import Orders
 from planner.cost.table.step import price_table
 from planner.cost.units import UnitCosts, price_units
 from planner.schema import Strategy
-from planner.schema.strategy import ContextAlgorithm
+from planner.schema.strategy_parts import ContextAlgorithm
 from planner.space.table import StrategyTable
 
 __all__ = ["CostModel"]

@@ -30,7 +30,7 @@ from planner.cost.unit_memory import (
     transient_bytes_of,
     whole_bytes_of,
 )
-from planner.schema.strategy import ContextAlgorithm
+from planner.schema.strategy_parts import ContextAlgorithm
 
 __all__ = ["UnitCosts", "price_units"]
 

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from planner.export.torchrun import HERE, placed, require_address
-from planner.schema.strategy import matches_pattern
+from planner.schema.strategy_parts import matches_pattern
 
 if TYPE_CHECKING:
     from planner.schema import Plan, Strategy

@@ -19,7 +19,7 @@ from planner.graph.sharding import (
     parallel_dims,
     with_config_heads,
 )
-from planner.schema.strategy import matches_pattern
+from planner.schema.strategy_parts import matches_pattern
 
 __all__ = ["count_outside", "only_chains", "only_neurons"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from planner.graph.model import Block, Edge, Kernel
-from planner.schema.strategy import matches_pattern
+from planner.schema.strategy_parts import matches_pattern
 
 __all__ = ["mixing_layers", "why_whole_stream"]
 

@@ -22,9 +22,9 @@ from planner.schema.schedules import (
     schedule_names,
     schedule_spec,
 )
-from planner.schema.strategy import (
+from planner.schema.strategy import PINNABLE, Recompute, Strategy
+from planner.schema.strategy_parts import (
     AXES,
-    PINNABLE,
     Communication,
     ContextAlgorithm,
     Mesh,
@@ -32,9 +32,7 @@ from planner.schema.strategy import (
     Optimizer,
     Overlap,
     Precision,
-    Recompute,
     Stage,
-    Strategy,
     TensorSharding,
 )
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from planner.schema.base import Document
-from planner.schema.strategy import Mesh
+from planner.schema.strategy_parts import Mesh
 
 __all__ = ["CheckpointRecord", "FileRecord"]
 

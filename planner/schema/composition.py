@@ -14,13 +14,8 @@ from typing import Any, Literal
 
 from planner.schema.methods import Feature, methods
 from planner.schema.schedules import ScheduleSpec, schedules
-from planner.schema.strategy import (
-    Mesh,
-    Precision,
-    Stage,
-    Strategy,
-    TensorSharding,
-)
+from planner.schema.strategy import Strategy
+from planner.schema.strategy_parts import Mesh, Precision, Stage, TensorSharding
 from planner.schema.violations import executor_violations
 
 __all__ = [

@@ -18,7 +18,8 @@ from planner.schema.plan_parts import (
     Provenance,
     Workload,
 )
-from planner.schema.strategy import AXES, Overlap, Strategy
+from planner.schema.strategy import Strategy
+from planner.schema.strategy_parts import AXES, Overlap
 from planner.units import format_bytes, format_count, format_seconds
 
 __all__ = [

@@ -20,13 +20,8 @@ from importlib.metadata import version
 from planner.errors import StrategyError
 from planner.schema import methods
 from planner.schema.optimizers import OPTIMIZERS
-from planner.schema.strategy import (
-    Offload,
-    Recompute,
-    Strategy,
-    TensorSharding,
-    matches_pattern,
-)
+from planner.schema.strategy import Recompute, Strategy
+from planner.schema.strategy_parts import Offload, TensorSharding, matches_pattern
 
 __all__ = [
     "Case",

@@ -15,7 +15,7 @@ from planner.cost.traffic.layers import context_algorithms
 from planner.cost.units import UnitCosts
 from planner.schema import Recompute, Strategy
 from planner.schema.schedules import schedule_name, schedule_spec
-from planner.schema.strategy import ContextAlgorithm
+from planner.schema.strategy_parts import ContextAlgorithm
 from planner.search.base import Candidate, Request
 from planner.search.launcher_limits import LauncherLimits, rank_ranges
 from planner.search.stages import Cut, best_cut

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import StrategyError
-from planner.schema.strategy import BucketOrder
+from planner.schema.strategy_parts import BucketOrder
 
 __all__ = ["bucket_ends", "first_layer_wait_s"]
 

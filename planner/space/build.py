@@ -15,7 +15,7 @@ from planner.schema import (
 )
 from planner.schema.halo import SpatialLayer, best_split
 from planner.schema.schedules import schedule_name
-from planner.schema.strategy import ContextAlgorithm
+from planner.schema.strategy_parts import ContextAlgorithm
 from planner.space.regime import Regime
 from planner.space.table import MESH_COLUMNS, RECOMPUTE_NAMES
 

@@ -11,7 +11,7 @@ from planner.errors import StrategyError, UnknownNameError
 from planner.schema import PINNABLE, Offload
 from planner.schema.methods import read_method, slots
 from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
-from planner.schema.strategy import Boundary, BucketOrder, SumAlgorithm
+from planner.schema.strategy_parts import Boundary, BucketOrder, SumAlgorithm
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = ["Pin", "normalize_pins", "pin_text", "read_pins"]

@@ -21,7 +21,7 @@ from planner.schema.methods import (
 from planner.schema.methods.all_reduce import AllReduce
 from planner.schema.methods.backpropagation import Backpropagation
 from planner.schema.methods.flushed import Flushed
-from planner.schema.strategy import Collective
+from planner.schema.strategy_parts import Collective
 
 __all__ = ["Regime"]
 

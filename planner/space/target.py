@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.schema import Optimizer, Precision, Strategy
 from planner.schema.halo import SpatialLayer
 from planner.schema.schedules import schedule_spec
-from planner.schema.strategy import ContextAlgorithm
+from planner.schema.strategy_parts import ContextAlgorithm
 from planner.schema.violations import executor_violations
 from planner.space.build import build_strategy
 from planner.space.facts import OWN_TARGETS, Facts

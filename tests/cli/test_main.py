@@ -21,7 +21,7 @@ from planner.schema import (
     Strategy,
 )
 from planner.schema.base import leaf_defaults
-from planner.schema.strategy import Collective, Offload
+from planner.schema.strategy_parts import Collective, Offload
 from planner.search import OBJECTIVES
 from tests.cli.shell import ask, meshwright
 

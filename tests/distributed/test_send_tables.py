@@ -17,7 +17,7 @@ from planner.schema.send_tables import (
     ring,
     tree,
 )
-from planner.schema.strategy import Collective
+from planner.schema.strategy_parts import Collective
 from tests.distributed.cases import make_plan, reference, train
 from tests.distributed.compare import STEPS, Distance, distance
 from tests.distributed.pool import Pool

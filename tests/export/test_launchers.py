@@ -15,7 +15,7 @@ from planner.errors import ExportError
 from planner.export import export_files
 from planner.export.texts import label_name, run_name
 from planner.schema import Communication, Plan, Stage
-from planner.schema.strategy import Collective
+from planner.schema.strategy_parts import Collective
 from planner.targets import get_target
 from tests.export.golden_files import check_golden
 from tests.export.plans import HOSTILE, MIXED, PLANS, make_plan, named, on

@@ -65,7 +65,7 @@ from planner.schema.probe import (
     ProbeEnvironment,
 )
 from planner.schema.schedules import schedule_names, schedule_spec
-from planner.schema.strategy import Collective, SumAlgorithm
+from planner.schema.strategy_parts import Collective, SumAlgorithm
 from planner.schema.stream import (
     StreamCluster,
     StreamJobs,

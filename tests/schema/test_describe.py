@@ -10,7 +10,7 @@ import pytest
 from planner import predict
 from planner.schema import Communication, Mesh, Overlap, Stage, Strategy
 from planner.schema.describe import paragraph, unpriced
-from planner.schema.strategy import BucketOrder, Collective
+from planner.schema.strategy_parts import BucketOrder, Collective
 from planner.units import format_bytes, format_seconds
 from tests.cost.made import device, hosts, uniform_graph
 from tests.plans import gpt2_plan

@@ -8,7 +8,7 @@ import pytest
 
 from planner.schema import Communication, Strategy
 from planner.schema.nccl import nccl_environment, nccl_violation
-from planner.schema.strategy import Collective
+from planner.schema.strategy_parts import Collective
 
 
 def _strategy(mesh: dict[str, int] | None = None, **replicas: Any) -> Strategy:

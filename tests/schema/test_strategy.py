@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from planner.schema import AXES, Mesh, Optimizer, Strategy
 from planner.schema.optimizers import OPTIMIZERS
 from planner.schema.schedules import schedule_spec, schedules
-from planner.schema.strategy import matches_pattern
+from planner.schema.strategy_parts import matches_pattern
 from tests.schema.documents import strategies
 
 degrees = st.integers(1, 5)

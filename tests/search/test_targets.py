@@ -16,7 +16,7 @@ from planner.export.registry import export_files, require_expressible
 from planner.export.torchrun import case_of
 from planner.schema import Plan
 from planner.schema.cluster import Link
-from planner.schema.strategy import ContextAlgorithm
+from planner.schema.strategy_parts import ContextAlgorithm
 from planner.search import Request, get_partitioner, partitioner_names
 from planner.search.orders import device_orders
 from planner.space import build_strategy, enumerate_strategies

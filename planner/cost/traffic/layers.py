@@ -26,7 +26,7 @@ from planner.cost.kernels.blocks import BlockClasses
 from planner.cost.recipes import Recipe
 from planner.cost.traffic.halos import halo_traffic
 from planner.graph import ModelGraph
-from planner.schema.strategy import ContextAlgorithm
+from planner.schema.strategy_parts import ContextAlgorithm
 from planner.units import dtype_bytes
 
 __all__ = [

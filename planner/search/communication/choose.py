@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.schema.send_tables import SendTable
-from planner.schema.strategy import Collective
+from planner.schema.strategy_parts import Collective
 from planner.search.communication.fractions import balanced_fractions
 from planner.search.communication.orders import ring_order
 from planner.simulate.send_tables import Network, table_seconds
