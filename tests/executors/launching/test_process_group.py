@@ -15,7 +15,7 @@ WANTED = {"NCCL_ALGO": "allreduce:ring"}
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """What the variable says each time that a group would be made."""
+    """Record what the variable says each time that a group would be made."""
     seen: list[str | None] = []
     monkeypatch.setattr(
         dist,
