@@ -39,7 +39,7 @@ from benchmarks.tables import piped
 from executors.checkpoints.snapshot import full_parameters
 from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import build_mesh
-from executors.replicas import SplitReplicas
+from executors.replicas import SplitReplicas, skipped_parameters
 from executors.trainer import Trainer
 from planner import plan
 from planner.errors import NoFeasiblePlanError
@@ -303,21 +303,27 @@ def _work(rank: int, store: str, text: str, name: str, seed: int, out: str) -> N
 def _take_mean(trainer: Trainer, model: nn.Module) -> None:
     """Fill a model with the mean of the copies' weights; collective.
 
-    Weights that copies divide are put together.
+    Weights that copies divide are put together; of those that some copies do not have
+    now, it is the mean of the others'.
     """
     trainer.replicas.settle()
     own = dict(trainer.named_parameters())
     replicas = trainer.replicas
     divided = replicas.split if isinstance(replicas, SplitReplicas) else {}
     whole = full_parameters(trainer) if divided else {}
+    absent = skipped_parameters(replicas)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if own[name] in divided:
                 parameter.copy_(whole[name])
                 continue
-            mean = own[name].detach().clone()
-            dist.all_reduce(mean)
-            parameter.copy_(mean / _COPIES)
+            # What is absent has no memory to read.
+            here = own[name] not in absent
+            total = own[name].detach().clone() if here else torch.zeros_like(parameter)
+            copies = torch.tensor(float(here))
+            dist.all_reduce(total)
+            dist.all_reduce(copies)
+            parameter.copy_(total / copies)
 
 
 def train(name: str, method: str, pins: dict[str, str], seed: int) -> Curve:
