@@ -13,13 +13,14 @@ that have room for their degree, so that they share links.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from envs.stream.arrivals import StreamLaw
 from envs.stream.env import JobStreamEnv
+from envs.stream.network import Shape
 from envs.stream.session import StreamConfig, StreamSession
 from envs.stream.tables import Bursts
 from policies.baselines import make_baseline
@@ -44,20 +45,14 @@ def best_shift(env: JobStreamEnv, action: int) -> int:
         env: With a job at the head.
         action: Of a shape; others are returned as they are.
     """
-    shapes, options = env.shapes, env.session.options
-    if not 1 <= action <= len(shapes):
-        return action
-    asked = shapes[action - 1]
-    alike = [
-        index
-        for index, shape in enumerate(shapes)
-        if (shape.kind, shape.hosts, shape.per_host, shape.frugal)
-        == (asked.kind, asked.hosts, asked.per_host, asked.frugal)
-        and options.possible[index]
-    ]
+    options = env.session.options
+    alike = _alike(
+        env, action, lambda one: (one.kind, one.hosts, one.per_host, one.frugal)
+    )
     return 1 + min(
-        alike or [action - 1],
+        alike,
         key=lambda index: (options.harmed[index], options.stretch[index]),
+        default=action - 1,
     )
 
 
@@ -68,15 +63,24 @@ def widest(env: JobStreamEnv, action: int) -> int:
         env: With a job at the head.
         action: Of a shape; others are returned as they are.
     """
+    alike = _alike(env, action, lambda one: one.devices)
+    hosts = [shape.hosts for shape in env.shapes]
+    return 1 + max(alike, key=lambda index: hosts[index], default=action - 1)
+
+
+def _alike(
+    env: JobStreamEnv, action: int, trait: Callable[[Shape], object]
+) -> list[int]:
+    """Return the possible shapes with the trait of an action's; none if it has none."""
     shapes, options = env.shapes, env.session.options
     if not 1 <= action <= len(shapes):
-        return action
-    alike = [
+        return []
+    asked = trait(shapes[action - 1])
+    return [
         index
         for index, shape in enumerate(shapes)
-        if shape.devices == shapes[action - 1].devices and options.possible[index]
+        if trait(shape) == asked and options.possible[index]
     ]
-    return 1 + max(alike or [action - 1], key=lambda index: shapes[index].hosts)
 
 
 def play(
