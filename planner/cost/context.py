@@ -37,6 +37,7 @@ from planner.cost.traffic.collectives import (
 from planner.cost.traffic.tables import reached_network, table_lines
 from planner.graph import Fusion, ModelGraph
 from planner.graph.chunked_loss import chunk_loss
+from planner.graph.memo import once_per_graph
 from planner.graph.residual import find_residual_blocks
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
@@ -156,10 +157,14 @@ class SharedFacts:
     @cached_property
     def classes(self) -> BlockClasses:
         """Blocks of equal cost."""
-        graph = self.graph.with_kernels(self.fusion, loss=self.fused_loss)
-        graph = chunk_loss(graph, self.loss_chunks)
-        found = group_blocks(graph, self.loss_parallel, self.experts_on_shards)
-        return replace(found, loss_bytes=found.loss_bytes / self.loss_chunks)
+        return _classes_as_run(
+            self.graph,
+            self.fusion,
+            self.fused_loss,
+            self.loss_chunks,
+            self.loss_parallel,
+            self.experts_on_shards,
+        )
 
     @cached_property
     def parameter_counts(self) -> ParameterCounts:
@@ -176,6 +181,21 @@ class SharedFacts:
         """Mask of the units that are equal residual blocks. Shape [units]."""
         blocks = find_residual_blocks(self.graph).units
         return np.isin(self.graph.unit_names, blocks)
+
+
+@once_per_graph
+def _classes_as_run(
+    graph: ModelGraph,
+    fusion: Fusion,
+    fused_loss: bool,
+    loss_chunks: int,
+    loss_parallel: bool,
+    experts_on_shards: bool,
+) -> BlockClasses:
+    """Blocks of equal cost as executors run them, given fields of a request's facts."""
+    run = chunk_loss(graph.with_kernels(fusion, loss=fused_loss), loss_chunks)
+    found = group_blocks(run, loss_parallel, experts_on_shards)
+    return replace(found, loss_bytes=found.loss_bytes / loss_chunks)
 
 
 class ScalarBytes(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.graph.fusion import OpFusions
+from planner.graph.memo import once_per_graph
 from planner.graph.model import ModelGraph
 from planner.schema.methods.method import equal_blocks
 
@@ -24,6 +25,7 @@ class ResidualBlocks:
     reason: str = "the model has no equal residual blocks in a row"
 
 
+@once_per_graph
 def find_residual_blocks(graph: ModelGraph) -> ResidualBlocks:
     """Find the longest run of equal units that each add to a stream, and hand it on.
 

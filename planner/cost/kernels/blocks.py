@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.graph import Block, Kernel, ModelGraph
+from planner.graph.memo import once_per_graph
 
 __all__ = [
     "KERNEL_KINDS",
@@ -357,6 +358,7 @@ class ParameterCounts:
 _SPLIT_DIMS = {"none": 0, "both": 2}
 
 
+@once_per_graph
 def gathered_beside(graph: ModelGraph) -> tuple[Index, Index]:
     """Units that are gathered before and after each, -1 for none. Shapes [U].
 
@@ -375,6 +377,7 @@ def gathered_beside(graph: ModelGraph) -> tuple[Index, Index]:
     return groups[before], groups[behind]
 
 
+@once_per_graph
 def count_parameters(graph: ModelGraph) -> ParameterCounts:
     """Count a model's parameters unit by unit."""
     unit_of_block = np.zeros(len(graph.blocks), dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,11 @@ Index = NDArray[np.int64]
 
 #: Rows priced at once, between two looks at the time.
 _AT_ONCE = 8_000
-#: Microbatch sizes of the rows, and pins that set them instead.
-_SIZES, _BATCHING = (1, 4), {"microbatch_size", "num_microbatches"}
+#: Batching of the rows, and pins that set it instead.
+_SIZES, _BATCHING = (
+    ({"microbatch_size": 1}, {"microbatch_size": 4}),
+    {"microbatch_size", "num_microbatches"},
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -136,20 +140,26 @@ def _joined(found: list[tuple[Index, Array]]) -> Screened:
     )
 
 
-def few_rows(request: Request, mesh: Index, virtual_stages: int = 1) -> StrategyTable:
+def few_rows(
+    request: Request,
+    mesh: Index,
+    virtual_stages: int = 1,
+    batching: Sequence[Mapping[str, int]] = _SIZES,
+) -> StrategyTable:
     """Return rows that stand for meshes: few stages a rank, few microbatch sizes.
 
     Args:
         request: The question; its pins hold in every row.
         mesh: Degrees in the order of the table's axes. Shape [n, 6].
         virtual_stages: Stages a rank, unless they are pinned.
+        batching: Microbatch sizes or numbers, unless they are pinned.
     """
     pins = dict(request.pins)
     if "schedule" in pins:
         spec = schedule_spec(schedule_name(pins["schedule"]))
         virtual_stages = max(virtual_stages, spec.virtual_stages[0])
     pins.setdefault("virtual_stages", virtual_stages)
-    sizes = [{}] if _BATCHING & set(pins) else [{"microbatch_size": n} for n in _SIZES]
+    sizes = [{}] if _BATCHING & set(pins) else batching
     parts = [expand_meshes(mesh, request.facts, {**pins, **size}) for size in sizes]
     table = StrategyTable.concatenate(parts)
     kept = has_textbook_time(table)
