@@ -314,13 +314,15 @@ def _take_mean(trainer: Trainer, model: nn.Module) -> None:
     absent = skipped_parameters(replicas)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if own[name] in divided:
+            mine = own.get(name)
+            if mine in divided:
                 parameter.copy_(whole[name])
                 continue
             # What is absent has no memory to read.
-            here = own[name] not in absent
-            total = own[name].detach().clone() if here else torch.zeros_like(parameter)
-            copies = torch.tensor(float(here))
+            if mine is None or mine in absent:
+                total, copies = torch.zeros_like(parameter), torch.zeros(())
+            else:
+                total, copies = mine.detach().clone(), torch.ones(())
             dist.all_reduce(total)
             dist.all_reduce(copies)
             parameter.copy_(total / copies)
