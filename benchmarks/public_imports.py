@@ -6,8 +6,8 @@ FOLDER has the files, each under the repository's name with + for the slash:
 FOLDER/owner+name/path. LIST is a CSV, by default benchmarks/data/public_imports.csv:
 kind, repository and path of each file, the recipe in it, processes and a script's
 arguments where a file does not say them, and what a person read in it: axes, ZeRO,
-dtype, batch and recomputation, or ``refused`` and a word of the reason. The files
-stay outside: they are other people's.
+dtype, batch, recomputation and offload, or ``refused`` and a word of the reason. The
+files stay outside: they are other people's.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def facts(found: Imported) -> dict[str, str]:
         "virtual": str(strategy.virtual_stages),
         "context": strategy.context_algorithm,
         "optimizer": strategy.optimizer.name,
+        "offload": str(strategy.offload),
         "compile": str(strategy.compile),
     }
 
@@ -77,13 +78,13 @@ def outcome(row: Mapping[str, str], folder: Path) -> tuple[str, str]:
     label = found.strategy.label()
     if not expected:
         return "read", label
+    if expected.startswith("refused"):
+        return "read wrong", f"{label}: to be refused"
     said = facts(found)
     pairs = [pair.split("=", 1) for pair in expected.split() if "=" in pair]
     wrong = [
         f"{key}={said[key]}, not {value}" for key, value in pairs if said[key] != value
     ]
-    if expected.startswith("refused"):
-        return "read wrong", f"{label}: to be refused"
     return ("read wrong", "; ".join(wrong)) if wrong else ("read right", label)
 
 

@@ -129,8 +129,9 @@ _ALONE = Window(kernel=1)
 
 def _conv_windows(op: _Op) -> tuple[Window, ...]:
     """Windows of a convolution; of a transposed one if they do not overlap."""
-    weight, stride, padding, dilation = op.args[1], *op.args[3:6]
-    kernel = weight.shape[2:]
+    kernel = op.args[1].shape[2:]
+    # One number counts for every dim, as padding="valid" passes it.
+    stride, padding, dilation = (_each(one, len(kernel)) for one in op.args[3:6])
     if bool(op.args[6]):
         apart = list(stride) == list(kernel) and not any((*padding, *op.args[7]))
         return (_ALONE,) * len(kernel) if apart and set(dilation) == {1} else ()

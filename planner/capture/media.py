@@ -267,6 +267,9 @@ def _count(
         arguments = {name: made(shape) for name, shape in inputs.items()}
         with tracer:
             found = getattr(module, features)(**arguments)
-        found = getattr(found, "pooler_output", found)
+        for kind in ("pooler_output", "last_hidden_state"):
+            if getattr(found, kind, None) is not None:
+                found = getattr(found, kind)
+                break
     parts = found if isinstance(found, list | tuple) else [found]
     return sum(part.numel() // part.shape[-1] for part in parts)

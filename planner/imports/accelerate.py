@@ -78,7 +78,7 @@ def accelerate_strategy(data: dict[str, Any], wanted: Wanted, where: str) -> Imp
         )
     mesh, stage, saved = _sharded(keys, kind, processes, machines)
     # FSDP reduces in what it computes in; DDP in what weights are kept in.
-    low = compute == "bfloat16" and kind == "FSDP"
+    low = compute in ("bfloat16", "float16") and kind == "FSDP"
     size, many = _batch(keys, wanted, mesh)
     fields: dict[str, Any] = {
         "zero_stage": stage,

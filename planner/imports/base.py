@@ -52,7 +52,8 @@ def ignored_keys(section: str) -> Mapping[str, str]:
 #: What is part of the name of most options that change a strategy.
 _STRATEGIC = re.compile(
     r"parallel|shard|zero|offload|pipeline|expert|recompute|fp8|fp16|bf16|precision|"
-    r"batch|accumul|quantiz|compress|replica"
+    r"batch|accumul|quantiz|compress|replica|fsdp|ulysses|autocast|"
+    r"(?<![a-z])(?:tp|pp|dp|cp|sp|ep|etp|ddp)(?![a-z])"
 )
 _COMMENT = re.compile(r"^(_+|//|#)|^_?comment|^description$")
 
@@ -394,7 +395,30 @@ def assembled(
     ignored: Sequence[Ignored],
     cut: tuple[int, ...] = (),
 ) -> Imported:
-    """Make the result of what was read; every stage recomputes the same."""
+    """Make the result of what was read; every stage recomputes the same.
+
+    1F1B of fewer microbatches than stages is GPipe: all forwards are in flight before
+    the last stage's first backward ends. Weights that nothing shards are priced on the
+    device, as no gather brings them from the host.
+    """
+    noted = list(ignored)
+    offload = fields.get("offload", Offload())
+    unsharded = not fields.get("zero_stage") or mesh.shards == 1
+    if offload.states == "parameters" and unsharded:
+        why = (
+            "optimizer states are priced on the host, and weights on the device, where "
+            "nothing shards them: memory will be less"
+        )
+        noted.append(Ignored(key="offloaded weights", why=why))
+        offload = offload.model_copy(update={"states": "optimizer"})
+        fields = {**fields, "offload": offload}
+    if fields.get("schedule") == "1F1B" and fields["num_microbatches"] < mesh.pp:
+        why = (
+            f"1F1B is GPipe where microbatches ({fields['num_microbatches']}) are "
+            f"fewer than stages ({mesh.pp})"
+        )
+        noted.append(Ignored(key="schedule", why=why))
+        fields = {**fields, "schedule": "GPipe"}
     bare = Strategy(mesh=mesh, **fields)
     stages = tuple(
         Stage(rank=bare.rank_of_stage(index), modules=(), recompute=recompute)
@@ -403,7 +427,7 @@ def assembled(
     return Imported(
         source=source,
         strategy=Strategy(mesh=mesh, **fields, stages=stages),
-        ignored=tuple(ignored),
+        ignored=tuple(noted),
         cut=cut,
     )
 

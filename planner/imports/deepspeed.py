@@ -49,6 +49,7 @@ _CHANGES = {
     "hybrid_engine": "it generates text between steps",
     "autotuning": "it chooses the strategy when it starts",
     "sparse_attention": "the model's attention skips blocks that are priced",
+    "amp": "apex chooses the data types; write fp16 or bf16",
 }
 
 
@@ -260,20 +261,43 @@ def _zero(keys: Keys) -> _Zero:
         on = keys.data.pop("zero_optimization")
         return _Zero(stage=int(on), mics=-1)
     zero = keys.inner("zero_optimization")
+    if zero.data.get("stage") == "auto":
+        raise StrategyError(
+            "zero_optimization.stage=auto: no trainer fills it in; write 0 to 3"
+        )
     stage = zero.take("stage", int, 0)
     if stage not in (0, 1, 2, 3):
         raise StrategyError(f"zero_optimization.stage={stage} is not 0 to 3")
     for name, part in _OFFLOAD.items():
-        there = zero.data.pop(name, None)
-        device = there.get("device", "none") if isinstance(there, dict) else there
-        if device not in (None, False, "none", "auto"):
-            zero.take_offload(name, "cpu" if device is True else device, part)
+        _take_offload(zero, name, part, stage)
+    if zero.offload.states == "parameters" and "optimizer" not in zero.offloaded:
+        zero.skip("offload_param", "the optimizer's states are priced on the host, too")
     _quantised(zero)
     mics = zero.take("mics_shard_size", int, -1)
     buffers = ignored_keys("deepspeed.zero_optimization")
     zero.pass_over(buffers)
     zero.close(("stage", "mics_shard_size", "offload_optimizer"), buffers)
     return _Zero(stage=stage, mics=mics)
+
+
+def _take_offload(zero: Keys, name: str, part: OffloadedPart, stage: int) -> None:
+    """Take one of the keys that move states to the host, if ZeRO's stage heeds it."""
+    there = zero.data.pop(name, None)
+    device = there.get("device", "none") if isinstance(there, dict) else there
+    if device in (None, False, "none", "auto"):
+        return
+    least = 3 if part == "parameters" else 1
+    if stage < least:
+        zero.skip(name, f"no effect below stage {least}")
+        return
+    share = there.get("ratio", 1.0) if isinstance(there, dict) and stage == 3 else 1.0
+    if share != 1.0 and not zero.without_offload:
+        zero.refuse(
+            f"{zero.where}{name}.ratio={share}: Meshwright prices all states in the "
+            f"host's memory, or none; use 1.0, or give --without-offload, to price the "
+            f"rest"
+        )
+    zero.take_offload(name, "cpu" if device is True else device, part)
 
 
 #: Options of ZeRO++ (Wang et al. 2023, arXiv:2306.10209), and what is priced instead.
@@ -324,9 +348,22 @@ def _on(keys: Keys, name: str) -> object:
     return section or False
 
 
-def _precision(keys: Keys, wanted: Wanted) -> Precision:
+def _compute(keys: Keys, wanted: Wanted) -> str:
+    """Data type of products.
+
+    Raises:
+        StrategyError: If the file has two, or the user another.
+    """
     brain = _on(keys, "bf16") or _on(keys, "bfloat16")
     half = _on(keys, "fp16")
+    cast = keys.inner("torch_autocast")
+    if cast.data.get("enabled"):
+        word = str(cast.data.get("dtype", "bfloat16")).removeprefix("torch.")
+        if word not in ("bfloat16", "float16"):
+            raise StrategyError(
+                f"torch_autocast.dtype={word} is not one of bfloat16, float16"
+            )
+        brain, half = brain or word == "bfloat16", half or word == "float16"
     if brain is True and half is True:
         raise StrategyError("fp16.enabled and bf16.enabled are both on; keep one")
     if brain is True or half is True:
@@ -336,20 +373,24 @@ def _precision(keys: Keys, wanted: Wanted) -> Precision:
                 f"--dtype {wanted.dtype}, but the file computes in {compute}; change "
                 f"the file, or leave --dtype out"
             )
-        compute = wanted.dtype or compute
-    elif brain == "auto":
-        compute = computed_in(keys, "bf16.enabled", wanted, "bfloat16")
-    elif half == "auto":
-        compute = computed_in(keys, "fp16.enabled", wanted, "float16")
-    else:
-        compute = wanted.dtype or "float32"
+        return wanted.dtype or compute
+    if brain == "auto":
+        return computed_in(keys, "bf16.enabled", wanted, "bfloat16")
+    if half == "auto":
+        return computed_in(keys, "fp16.enabled", wanted, "float16")
+    return wanted.dtype or "float32"
+
+
+def _precision(keys: Keys, wanted: Wanted) -> Precision:
+    compute = _compute(keys, wanted)
     section = keys.data.get("bf16")
     low = isinstance(section, dict) and bool(
         section.get("bf16_master_weights_and_grads")
     )
     for name in ("bfloat16", "fp16"):
         keys.data.pop(name, None)
-    reduce = keys.take("communication_data_type", str)
+    whole = "fp32" if keys.take("fp32_allreduce", bool, False) else None
+    reduce = keys.take("communication_data_type", str, whole)
     if reduce is not None and reduce not in _DTYPES:
         if reduce not in ("fp16", "float16"):
             raise StrategyError(
@@ -416,7 +457,7 @@ def _optimizer(keys: Keys, states: Literal["float32", "bfloat16"]) -> Optimizer:
     if word not in _NAMES:
         given.refuse(
             f"optimizer.type={kind} is not one that Meshwright prices; use Adam, "
-            f"AdamW, Lamb, Adagrad or SGD to price the rest"
+            f"AdamW, Lamb, Adagrad, Muon or SGD to price the rest"
         )
         word = "adamw"
     numbers = all(isinstance(one, int | float) and 0 <= one < 1 for one in betas)

@@ -23,7 +23,7 @@ from planner.imports.base import (
     unknown_error,
 )
 from planner.imports.shell import is_script, open_variables, read_script
-from planner.schema import Mesh, Optimizer, Overlap, Precision
+from planner.schema import Mesh, Offload, Optimizer, Overlap, Precision
 from planner.schema.strategy import MOST_STAGES
 
 __all__ = ["megatron_flags", "megatron_strategy", "megatron_text"]
@@ -37,8 +37,10 @@ _SWITCHES = (
     "bf16",
     "fp16",
     "grad-reduce-in-bf16",
+    "accumulate-allreduce-grads-in-fp32",
     "recompute-activations",
     "torch-fsdp2-no-reshard-after-forward",
+    "optimizer-cpu-offload",
 )
 _REPEATED = re.compile(r"\(([^()]*)\)\*(\d{1,9})|([A-Za-z])\*(\d{1,9})")
 #: Longest layout, repetitions written out.
@@ -80,6 +82,7 @@ def _parser() -> _Parser:
         ("weight-decay", 0.01),
         ("clip-grad", 1.0),
         ("sgd-momentum", 0.9),
+        ("optimizer-offload-fraction", 1.0),
     ):
         parser.add_argument(f"--{name}", type=float, default=default)
     parser.add_argument("--pipeline-model-parallel-layout")
@@ -157,6 +160,7 @@ def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
         "context_algorithm": _CONTEXT[args.cp_comm_type[0]] if cp > 1 else "all_to_all",
         "sharding": {"sequence_parallel": args.sequence_parallel and tp > 1},
         "overlap": _overlap(args, precision),
+        "offload": _offload(args, wanted, noted),
     }
     return assembled(
         "megatron",
@@ -342,11 +346,13 @@ def _expert_ranks(args: argparse.Namespace, tp: int) -> int:
         # Without experts there is nothing to split.
         etp = tp if experts or ep > 1 else 1
     if experts and experts % (ep * etp):
+        remedy = f"use a divisor of {experts} as --expert-model-parallel-size"
+        if experts % ep == 0:
+            remedy = "set --expert-tensor-parallel-size 1"
         raise StrategyError(
             f"--num-experts {experts} with --expert-model-parallel-size {ep} and "
             f"--expert-tensor-parallel-size {etp}: Meshwright deals experts out whole, "
-            f"over {ep * etp} ranks, which do not divide them; set "
-            f"--expert-tensor-parallel-size 1"
+            f"over {ep * etp} ranks, which do not divide them; {remedy}"
         )
     return int(ep * etp)
 
@@ -389,6 +395,9 @@ def _precision(args: argparse.Namespace, wanted: Wanted) -> Precision:
         )
     whole = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
     compute = "float8" if args.fp8_format else whole
+    # Of 16 bits: --bf16 sums in float32 unless told otherwise, --fp16 only if told to.
+    low = args.grad_reduce_in_bf16 if args.bf16 else args.fp16
+    low = low and not args.accumulate_allreduce_grads_in_fp32
     if wanted.dtype not in (None, compute):
         raise StrategyError(
             f"--dtype {wanted.dtype}, but the arguments compute in {compute}; change "
@@ -396,7 +405,7 @@ def _precision(args: argparse.Namespace, wanted: Wanted) -> Precision:
         )
     return Precision(
         compute=compute,  # type: ignore[arg-type]
-        reduce="bfloat16" if args.bf16 and args.grad_reduce_in_bf16 else "float32",
+        reduce="bfloat16" if low else "float32",
     )
 
 
@@ -408,6 +417,31 @@ def _optimizer(args: argparse.Namespace) -> Optimizer:
         weight_decay=args.weight_decay,
         momentum=args.sgd_momentum if sgd else 0.0,
     )
+
+
+def _offload(args: argparse.Namespace, wanted: Wanted, noted: list[Ignored]) -> Offload:
+    """Optimizer states in the host's memory, all or none of them.
+
+    Raises:
+        StrategyError: If a part of them is.
+    """
+    share = args.optimizer_offload_fraction
+    if not 0 <= share <= 1:
+        raise StrategyError(
+            f"--optimizer-offload-fraction {share:g} is not a share; give 0 to 1"
+        )
+    if not args.optimizer_cpu_offload or share == 0:
+        return Offload()
+    if wanted.without_offload:
+        why = "priced without offloading, as asked"
+        noted.append(Ignored(key="--optimizer-cpu-offload", why=why))
+        return Offload()
+    if share < 1:
+        raise StrategyError(
+            f"--optimizer-offload-fraction {share:g}: Meshwright prices all states in "
+            f"the host's memory, or none; give 1, or --without-offload"
+        )
+    return Offload(states="optimizer")
 
 
 def _overlap(args: argparse.Namespace, precision: Precision) -> Overlap:

@@ -123,6 +123,16 @@ def import_text(
     """
     if source not in _READERS:
         raise UnknownNameError("config format", source, SOURCES)
+    if wanted.recipe and source != "torchtitan":
+        raise StrategyError(
+            f"--recipe {wanted.recipe} names a function of a Python file of "
+            f"torchtitan, and this is a config of {source}; leave it out"
+        )
+    if wanted.script_words and source != "megatron":
+        raise StrategyError(
+            f"--args gives words of a script that starts Megatron-LM, and this is a "
+            f"config of {source}; leave it out"
+        )
     try:
         return _READERS[source](text, wanted, where)
     except ValidationError as error:

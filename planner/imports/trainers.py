@@ -264,8 +264,17 @@ def axolotl_strategy(data: dict[str, Any], wanted: Wanted, where: str) -> Import
     replicate, shard = keys.count("dp_replicate_size"), keys.count("dp_shard_size")
     ep = keys.count("expert_parallel_size", 1)
     deepspeed = keys.data.pop("deepspeed", None)
-    stage, saved, hybrid = _axolotl_fsdp(keys)
+    stage, saved, hybrid = _fsdp(keys, where)
     _adapters(keys, keys.take("adapter", str), _bits(keys))
+    if ep > 1 and (deepspeed or not stage):
+        keys.refuse(
+            f"expert_parallel_size={ep} without fsdp_config: Meshwright deals experts "
+            f"out over ranks that FSDP shards over; add fsdp_config, or take "
+            f"expert_parallel_size out to price the rest"
+        )
+    for key, size in (("dp_replicate_size", replicate), ("dp_shard_size", shard)):
+        if deepspeed and size:
+            keys.skip(key, "no effect with deepspeed, whose ZeRO shards over all ranks")
     others = ignored_keys("axolotl")
     keys.pass_over(others)
     keys.close(_AXOLOTL, others)
@@ -286,9 +295,7 @@ def axolotl_strategy(data: dict[str, Any], wanted: Wanted, where: str) -> Import
             found = replace(found, strategy=strategy)
         return found
     dp = _world(wanted, tp * cp, f"tensor {tp} x context parallel {cp}")
-    sizes = _data_parallel(
-        dp, stage or ep > 1, replicate=replicate, shard=shard, hybrid=hybrid
-    )
+    sizes = _data_parallel(dp, stage, replicate=replicate, shard=shard, hybrid=hybrid)
     mesh = Mesh(**sizes, cp=cp, tp=tp)
     if ep > 1 and mesh.dp_shard * ep == dp and mesh.dp_replicate == ep:
         # Its experts are an axis of their own, beside the one that shards.
@@ -372,13 +379,18 @@ def _bits(keys: Keys) -> int:
     return 4 if four else 8 if eight else 0
 
 
-def _axolotl_fsdp(keys: Keys) -> tuple[int, bool, bool]:
+def _fsdp(keys: Keys, where: str) -> tuple[int, bool, bool]:
     """ZeRO stage, checkpointing, and True if only a machine's processes shard."""
     words = keys.data.pop("fsdp", None) or []
+    if isinstance(words, str):
+        words = words.split()
     config = keys.data.pop("fsdp_config", None)
     version = keys.data.pop("fsdp_version", None)
     if not words and not config and not version:
         return 0, False, False
+    if isinstance(config, str):
+        # transformers takes its path, too.
+        config = read_beside(config, where, "FSDP config")
     inner = keys.of("fsdp_config", config or {})
     bare = [str(word).lower() for word in words]
     prefix = "fsdp_" if any(key.startswith("fsdp_") for key in inner.data) else ""
@@ -438,7 +450,7 @@ _LLAMAFACTORY = (
     *("disable_gradient_checkpointing", "finetuning_type", "quantization_bit"),
 )
 #: Switches of optimizers with states of their own, and of training in parts.
-_OWN = ("galore", "apollo", "badam", "muon", "adam_mini", "lomo")
+_OWN = ("galore", "apollo", "badam", "adam_mini", "lomo")
 #: Keys that LlamaFactory hands to Megatron-Core, by Megatron's flags.
 _MEGATRON = {
     "tensor_model_parallel_size": "--tensor-model-parallel-size",
@@ -472,7 +484,11 @@ def llamafactory_strategy(data: dict[str, Any], wanted: Wanted, where: str) -> I
                 f"use_{name}: Meshwright does not price that optimizer; take it out to "
                 f"price the rest"
             )
+    muon = _flag(keys, "use_muon")
     trainer = _llamafactory_trainer(keys, wanted)
+    if muon:
+        optimizer = trainer.optimizer.model_copy(update={"name": "Muon"})
+        trainer = replace(trainer, optimizer=optimizer)
     deepspeed = keys.data.pop("deepspeed", None)
     words = keys.data.pop("fsdp", None)
     adapter = keys.take("finetuning_type", str, "lora")
@@ -484,7 +500,7 @@ def llamafactory_strategy(data: dict[str, Any], wanted: Wanted, where: str) -> I
         bare = words if isinstance(words, list) else str(words).split()
         if any(word in _FSDP_WORDS for word in bare):
             keys.data["fsdp"] = bare
-            stage, saved, hybrid = _axolotl_fsdp(keys)
+            stage, saved, hybrid = _fsdp(keys, where)
     keys.data.pop("fsdp_config", None)
     others = ignored_keys("llamafactory")
     keys.pass_over(others)

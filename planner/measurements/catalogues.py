@@ -59,7 +59,7 @@ class Variant:
         unless_zero: ZeRO stage whose runs are left out.
         word: Word of the runs' precision or notes.
         bfloat16: Whether gradients are in bfloat16.
-        recent: Whether the runs had flash attention, by year and device.
+        old: Whether the runs had no flash attention yet, by year and device.
         source: Document or code that they are from.
     """
 
@@ -69,7 +69,7 @@ class Variant:
     unless_zero: int | None = None
     word: str = ""
     bfloat16: bool = False
-    recent: bool = False
+    old: bool = False
     source: str
 
 

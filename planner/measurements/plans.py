@@ -260,7 +260,7 @@ def _applies(variant: Variant, point: Point, precision: Precision) -> bool:
         and (variant.unless_zero is None or point.zero != variant.unless_zero)
         and variant.word in f"{text} {point.notes.lower()}"
         and (bfloat16 or not variant.bfloat16)
-        and (not variant.recent or is_recent(point))
+        and not (variant.old and is_recent(point))
     )
 
 

@@ -59,6 +59,45 @@ LLAVA = {
 }
 
 
+SIGLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+#: Embeds patches by a convolution with padding="valid".
+GEMMA = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {**TEXT, "head_dim": 8, "sliding_window": 16},
+    "vision_config": {"model_type": "siglip_vision_model", **SIGLIP},
+    "mm_tokens_per_image": 4,
+    "image_token_index": 500,
+}
+#: Returns features as the last hidden state, without a pooled one.
+LLAMA4 = {
+    "model_type": "llama4",
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "text_config": {
+        **TEXT,
+        "intermediate_size_mlp": 64,
+        "head_dim": 8,
+        "num_local_experts": 2,
+        "pad_token_id": 0,
+    },
+    "vision_config": {
+        **SIGLIP,
+        "vision_output_dim": 32,
+        "projector_input_dim": 32,
+        "projector_output_dim": 32,
+        "intermediate_size": 128,
+    },
+    "image_token_index": 500,
+}
+
+
 class Pictures(nn.Module):
     """Embed patches at their places in grids whose sizes come with the batch."""
 
@@ -129,7 +168,14 @@ def test_batches_have_so_many_rows_a_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "images", "tokens"), [(QWEN, 1, 16), (QWEN, 2, 16), (LLAVA, 2, 16)]
+    ("config", "images", "tokens"),
+    [
+        (QWEN, 1, 16),
+        (QWEN, 2, 16),
+        (LLAVA, 2, 16),
+        (GEMMA, 2, 4),
+        (LLAMA4, 2, 4),
+    ],
 )
 def test_models_that_read_pictures_are_given_some(
     config: dict[str, Any], images: int, tokens: int
@@ -141,7 +187,7 @@ def test_models_that_read_pictures_are_given_some(
     assert sum(times for _, times in runs) == 64
     text = capture(load_config(config, seq_len=64, images_per_sample=0))
     assert [name for name, *_ in text.inputs] == ["input_ids"]
-    tower = ("visual", "vision_tower")
+    tower = ("visual", "vision_tower", "vision_model")
     seen = {block.name for block in graph.blocks if any(t in block.name for t in tower)}
     assert seen
     assert graph.forward_flops > text.forward_flops

@@ -15,6 +15,7 @@ BASE = (
     "--micro-batch-size 1 --global-batch-size 32 --bf16 --use-distributed-optimizer "
 )
 
+NVME = {"device": "nvme"}
 NAMES = ("embed", *(f"layers.{i}" for i in range(8)), "norm", "lm_head")
 
 
@@ -119,6 +120,16 @@ def test_layouts(layout: str, cut: tuple[int, ...], virtual: int) -> None:
             "does not divide what is sharded, 4 ranks with tp",
         ),
         (
+            "--expert-model-parallel-size 3 --expert-tensor-parallel-size 1 "
+            "--num-experts 8",
+            "use a divisor of 8 as --expert-model-parallel-size",
+        ),
+        (
+            "--optimizer-cpu-offload --optimizer-offload-fraction 0.5",
+            "fraction 0.5: Meshwright prices all states",
+        ),
+        ("--optimizer-offload-fraction 2", "fraction 2 is not a share"),
+        (
             "--num-virtual-stages-per-pipeline-rank 2 "
             "--num-layers-per-virtual-pipeline-stage 2",
             "both cut the model",
@@ -174,13 +185,30 @@ def test_deepspeed_counts_devices_by_its_batch() -> None:
         ),
         ({"zero_optimization": {"stage": 5}}, 8, "stage=5 is not 0 to 3"),
         (
-            {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
+            {"zero_optimization": {"stage": 2, "offload_optimizer": NVME}},
             8,
             "offload_optimizer=nvme: Meshwright prices what is offloaded to the host",
         ),
         ({"train_batch_size": "many"}, 8, "'many' is not of type int"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, 8, "both on"),
         ({"optimizer": {"type": "Lion"}}, 8, "optimizer.type=Lion is not one"),
+        ({"zero_optimization": {"stage": "auto"}}, 8, "no trainer fills it in"),
+        ({"amp": {"enabled": True}}, 8, "amp: apex chooses the data types"),
+        (
+            {"torch_autocast": {"enabled": True, "dtype": "int8"}},
+            8,
+            "torch_autocast.dtype=int8 is not one of",
+        ),
+        (
+            {
+                "zero_optimization": {
+                    "stage": 3,
+                    "offload_optimizer": {"device": "cpu", "ratio": 0.3},
+                }
+            },
+            8,
+            "offload_optimizer.ratio=0.3: Meshwright prices all states",
+        ),
     ],
 )
 def test_deepspeed_is_refused(
@@ -236,10 +264,8 @@ def test_harmless_words_that_are_not_known_are_passed_over() -> None:
     flags = "--calculate-per-token-loss --colour red --empty-unused-memory-level 1"
     assert "--colour" in told(megatron(BASE + flags))
     with pytest.raises(StrategyError) as refused:
-        megatron(
-            BASE + "--shard-all 3 --colour red --zero-again --optimizer-cpu-offload"
-        )
-    for word in ("'--shard-all', '--zero-again'", "--optimizer-cpu-offload: Mesh"):
+        megatron(BASE + "--shard-all 3 --colour red --tp-again --cpu-offloading")
+    for word in ("'--shard-all', '--tp-again'", "--cpu-offloading: Meshwright"):
         assert word in str(refused.value)
     assert "--colour" not in str(refused.value)
 
@@ -255,6 +281,86 @@ def test_what_is_offloaded_is_read_or_passed_over_if_asked() -> None:
     assert found.strategy.zero_stage == 3
     assert not found.strategy.offload
     assert told(found)["zero_optimization.offload_param"].startswith("cpu: priced wit")
+
+
+def test_offloading_that_a_stage_of_zero_does_not_heed() -> None:
+    both = {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+    found = deepspeed(8, zero_optimization={"stage": 2, **both})
+    assert found.strategy.offload.states == "optimizer"
+    key = "zero_optimization.offload_param"
+    assert told(found)[key] == "no effect below stage 3"
+    assert not deepspeed(8, zero_optimization=both).strategy.offload
+    # Nothing gathers the weights of one replica.
+    alone = deepspeed(1, zero_optimization={"stage": 3, **both})
+    assert alone.strategy.offload.states == "optimizer"
+    assert "weights on the device" in told(alone)["offloaded weights"]
+    weights = {"stage": 3, "offload_param": {"device": "cpu"}}
+    assert told(deepspeed(8, zero_optimization=weights))[key].startswith("the optimize")
+
+
+def test_megatron_offloads_its_optimizer() -> None:
+    flags = "--optimizer-cpu-offload --use-precision-aware-optimizer "
+    found = megatron(BASE + flags + "--overlap-cpu-optimizer-d2h-h2d")
+    assert found.strategy.offload.states == "optimizer"
+    assert "priced as exposed" in told(found)["--overlap-cpu-optimizer-d2h-h2d"]
+    for rest in ("", flags + "--optimizer-offload-fraction 0"):
+        assert not megatron(BASE + rest).strategy.offload
+    wanted = Wanted(world_size=8, without_offload=True)
+    left = import_text("megatron", BASE + flags, wanted, "--args")
+    assert not left.strategy.offload
+    assert told(left)["--optimizer-cpu-offload"].startswith("priced without offload")
+
+
+def test_few_microbatches_of_1f1b_are_gpipe() -> None:
+    few = megatron(BASE.replace("batch-size 32", "batch-size 2"))
+    assert (few.strategy.schedule, few.strategy.num_microbatches) == ("GPipe", 1)
+    assert "(1) are fewer than stages (2)" in told(few)["schedule"]
+    assert megatron(BASE).strategy.schedule == "1F1B"
+
+
+@pytest.mark.parametrize(
+    ("keys", "compute", "reduce"),
+    [
+        ({"torch_autocast": {"enabled": True}}, "bfloat16", "bfloat16"),
+        (
+            {"torch_autocast": {"enabled": True, "dtype": "float16"}},
+            "float16",
+            "bfloat16",
+        ),
+        ({"torch_autocast": {"enabled": False}}, "float32", "float32"),
+        (
+            {"bf16": {"enabled": True}, "fp32_allreduce": True},
+            "bfloat16",
+            "float32",
+        ),
+    ],
+)
+def test_dtypes_of_deepspeed(keys: dict[str, Any], compute: str, reduce: str) -> None:
+    precision = deepspeed(8, **keys).strategy.precision
+    assert (precision.compute, precision.reduce) == (compute, reduce)
+
+
+def test_gradients_of_float16_travel_in_16_bits() -> None:
+    half = BASE.replace("--bf16", "--fp16")
+    assert megatron(half).strategy.precision.reduce == "bfloat16"
+    whole = megatron(half + "--accumulate-allreduce-grads-in-fp32")
+    assert whole.strategy.precision.reduce == "float32"
+    text = "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: fp16\n"
+    assert accelerate(text).strategy.precision.reduce == "bfloat16"
+    plain = accelerate(text.replace("FSDP", "MULTI_GPU"))
+    assert plain.strategy.precision.reduce == "float32"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (Wanted(world_size=8, recipe="tiny"), "--recipe tiny names a function"),
+        (Wanted(world_size=8, script_words="A=1"), "--args gives words of a script"),
+    ],
+)
+def test_options_of_other_formats_are_refused(wanted: Wanted, message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        import_text("deepspeed", '{"zero_optimization": {}}', wanted, "ds.json")
 
 
 def test_options_that_contradict_the_file_are_refused() -> None:

@@ -74,9 +74,6 @@ def test_adapters_are_the_models() -> None:
 
 
 def test_experts_of_axolotl() -> None:
-    keys = {"expert_parallel_size": 4}
-    mesh = read("axolotl", AXOLOTL | keys, 4).strategy.mesh
-    assert (mesh.dp_shard, mesh.ep) == (4, 4)
     found = read(
         "axolotl",
         AXOLOTL
@@ -95,6 +92,11 @@ def test_experts_of_axolotl() -> None:
     [
         ({"optimizer": "lion_32bit"}, "the optimizer lion_32bit is not one"),
         ({"activation_offloading": "disk"}, "activation_offloading=disk: Meshwright"),
+        (
+            {"expert_parallel_size": 4, "deepspeed": "z3.json"},
+            "expert_parallel_size=4 without fsdp_config",
+        ),
+        ({"expert_parallel_size": 4}, "expert_parallel_size=4 without fsdp_config"),
         ({"dp_shard_size": 3}, "data parallel=8 is not a multiple of 3"),
         (
             {"shard_everything": 1},
@@ -155,6 +157,20 @@ LLAMA = {
 }
 
 
+def test_fsdp_config_of_transformers_may_be_a_file(tmp_path: Any) -> None:
+    (tmp_path / "fsdp.json").write_text('{"activation_checkpointing": true}')
+    data = LLAMA | {
+        "fsdp": "shard_grad_op auto_wrap offload",
+        "fsdp_config": "fsdp.json",
+        "disable_gradient_checkpointing": True,
+    }
+    text, where = yaml.safe_dump(data), str(tmp_path / "sft.yaml")
+    found = import_text("llamafactory", text, Wanted(world_size=8), where).strategy
+    assert (found.zero_stage, found.offload.states) == (2, "parameters")
+    words = AXOLOTL | {"fsdp": "full_shard auto_wrap"}
+    assert read("axolotl", words).strategy.zero_stage == 3
+
+
 def test_llamafactory_by_megatron_core() -> None:
     keys = {
         "tensor_model_parallel_size": 1,
@@ -171,8 +187,10 @@ def test_llamafactory_by_megatron_core() -> None:
 
 
 def test_llamafactory_refuses_all_optimizers_without_a_price_at_once() -> None:
-    with pytest.raises(StrategyError, match=r"use_galore: .*use_muon: "):
-        read("llamafactory", LLAMA | {"use_muon": True, "use_galore": True})
+    with pytest.raises(StrategyError, match=r"use_galore: .*use_badam: "):
+        read("llamafactory", LLAMA | {"use_badam": True, "use_galore": True})
+    muon = read("llamafactory", LLAMA | {"use_muon": True}).strategy.optimizer
+    assert muon.name == "Muon"
     assert read("llamafactory", LLAMA | {"fp8": True}).strategy.precision.compute == (
         "float8"
     )

@@ -21,6 +21,7 @@ from planner.measurements.plans import (
     replicated_and_sharded,
 )
 from planner.measurements.points import Point
+from planner.measurements.store import calibrated_recipe, shipped
 from tests.measurements.rows import small
 
 LAYERS = 12
@@ -346,6 +347,11 @@ def test_deepspeed_gathers_one_by_one_under_zero_3_alone(graph: ModelGraph) -> N
     # What was fitted under ZeRO 3 stays with it: the others differ from the framework.
     assert whole.replica_efficiency == fitted.replica_efficiency
     assert parts.replica_efficiency != fitted.replica_efficiency
+
+
+def test_deepspeed_of_today_has_flash_attention() -> None:
+    assert calibrated_recipe("deepspeed", shipped()).fused_attention
+    assert not calibrated_recipe("megatron-2021", shipped()).fused_attention
 
 
 @pytest.mark.parametrize(
