@@ -28,9 +28,14 @@ from executors.weights.options import WeightOptions
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
 from planner.schema.base import fingerprint_parameters
+from planner.schema.fused_kernels import (
+    kernel_violation,
+    kernel_warning,
+    kernels_not_run,
+)
 from planner.schema.violations import executor_violations
 
-__all__ = ["ModelSource", "check_model", "prepare_trainer"]
+__all__ = ["ModelSource", "check_model", "prepare_trainer", "require_kernels"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,6 +61,24 @@ def check_model(plan: Plan, model: nn.Module) -> None:
         f"model has {count:,} in {len(parameters)} ({found}){lacks}; plan again for "
         f"it, or use force if only names differ"
     )
+
+
+def require_kernels(plan: Plan, model: nn.Module) -> None:
+    """Refuse a plan that needs the memory of kernels which the model does not run.
+
+    Where its own code fits as well, a warning tells that it takes longer.
+
+    Raises:
+        ExecutionError: If memory would not suffice: kernels, lack and remedies.
+    """
+    assumed = plan.provenance.kernels
+    missing = kernels_not_run(assumed, getattr(model, "config", None))
+    violation = kernel_violation(assumed, missing)
+    if violation is not None:
+        raise ExecutionError(f"this plan cannot be run: {violation}")
+    warning = kernel_warning(assumed, missing)
+    if warning is not None and (not dist.is_initialized() or dist.get_rank() == 0):
+        _LOG.warning("%s", warning)
 
 
 @dataclass(kw_only=True)
@@ -185,3 +208,4 @@ def _require_runnable(
     )
     if violations:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")
+    require_kernels(plan, model)

@@ -23,6 +23,7 @@ from planner.device_sets import (
 )
 from planner.errors import NoFeasiblePlanError
 from planner.graph import ModelGraph
+from planner.graph.fused_kernels import with_fused_kernels
 from planner.measurements.store import CalibrationChoice
 from planner.portfolio import ranked_answers
 from planner.regimes import Answer, answer_with_regimes
@@ -32,8 +33,10 @@ from planner.request import (
     default_precision,
     make_context,
     recipe_of,
+    require_kernel_choice,
 )
 from planner.schema import Optimizer, Plan, Precision, Strategy
+from planner.schema.fused_kernels import KernelChoice
 from planner.search import Candidate, Objective, Request, SearchResult
 from planner.search.communication.boundaries import with_shared_boundaries
 from planner.search.communication.finalists import with_own_sums
@@ -110,6 +113,7 @@ def plan(
     allow_approximate: bool = False,
     accept_gap: float = 0.5,
     efficiency: Mapping[str, float] | None = None,
+    kernels: KernelChoice = "as-is",
 ) -> Plan:
     """Choose how a model is split over a cluster.
 
@@ -175,6 +179,9 @@ def plan(
             points or percent of perplexity, whichever its evidence has.
         efficiency: Own evidence: samples of exact training over those of a method to
             the same loss, by its name or pin, ``{"diloco:period=100": 0.97}``.
+        kernels: ``as-is`` prices the code that the model is read with; ``fused`` the
+            kernels that stand in for eager attention, selective scans token by token
+            and loops over experts, once they are installed. The plan says which.
     Raises:
         NoFeasiblePlanError: If nothing fits: what lacks, by how much, what would fit;
             or if no plan that fits trains as the model does in one process.
@@ -205,6 +212,7 @@ def plan(
         allow_approximate=allow_approximate,
         accept_gap=accept_gap,
         efficiency=efficiency or {},
+        kernels=kernels,
         any_dtype=precision is None,
     )
     started = time.perf_counter()
@@ -271,6 +279,8 @@ def plan_graph(
         MeshwrightError: As :func:`plan`.
     """
     started = time.perf_counter()
+    if options.kernels == "fused":
+        graph = with_fused_kernels(graph)
     choices = list_choices(cluster, options)
     chosen = answer_on_devices(graph, choices, partitioner)
     answer, options = chosen.answer, chosen.options
@@ -395,6 +405,7 @@ def predict(
     calibration: CalibrationChoice = "shipped",
     memory_fraction: float = 0.9,
     fidelity: Literal["analytic", "simulated"] = "simulated",
+    kernels: KernelChoice = "as-is",
 ) -> Plan:
     """Price a strategy chosen by hand, without launching anything.
 
@@ -415,12 +426,15 @@ def predict(
         calibration: As for :func:`plan`.
         memory_fraction: As for :func:`plan`.
         fidelity: Which of the two models prices it.
+        kernels: As for :func:`plan`.
     Returns:
         A Plan around the strategy. It is returned even if memory does not suffice:
         ``prediction.memory`` says by how much.
     Raises:
         StrategyError: If the strategy breaks a rule: value, rule, remedy.
+        UnknownNameError: If there is no such choice of kernels.
     """
+    require_kernel_choice(kernels)
     given = read_strategy(strategy)
     machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     graph = read_model(
@@ -430,6 +444,8 @@ def predict(
         images_per_sample=images_per_sample,
         dtype=given.precision.activation_dtype,
     )
+    if kernels == "fused":
+        graph = with_fused_kernels(graph)
     context = make_context(
         graph,
         machines,

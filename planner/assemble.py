@@ -26,7 +26,7 @@ from planner.schema import (
 )
 from planner.schema.base import fingerprint_parameters
 from planner.schema.describe import PART_NAMES
-from planner.schema.plan_parts import Efficiency, OtherRegime
+from planner.schema.plan_parts import AssumedKernels, Efficiency, OtherRegime
 from planner.schema.violations import executor_violations
 from planner.search import Candidate, Objective, Request, SearchResult
 from planner.search.families import simplest
@@ -250,6 +250,26 @@ def _lack_without_recompute(request: Request, candidate: Candidate) -> float:
     return cost.lack_bytes
 
 
+def _assumed_kernels(request: Request, candidate: Candidate) -> AssumedKernels | None:
+    """Return the fused kernels that were priced, and the price without them."""
+    context = request.context
+    if context.graph.fused is None:
+        return None
+    found = AssumedKernels(modules=dict(context.graph.fused))
+    captured = context.graph.captured
+    if captured is None or context.regime.synchronisation.of_neurons:
+        return found
+    order = np.array(candidate.strategy.device_ids(), dtype=np.int64)
+    plain = replace(context, graph=captured, order=order, shared=None)
+    cost = CostModel(plain).cost(candidate.strategy)
+    return found.model_copy(
+        update={
+            "captured_step_time_s": cost.step_time_s,
+            "captured_lack_bytes": max(0.0, float(cost.lack_bytes)),
+        }
+    )
+
+
 def _contender(result: SearchResult, objective: Objective) -> Contender:
     found = result.candidates
     best = simplest(found, objective) if found else None
@@ -325,6 +345,7 @@ def make_plan(
             calibration=None
             if request.context.calibration is None
             else request.context.calibration.name,
+            kernels=_assumed_kernels(request, candidate),
         ),
         not_runnable=executor_violations(
             strategy,

@@ -16,6 +16,7 @@ from planner.cost.federation import ExchangeCost, price_exchange
 from planner.device_sets import list_choices
 from planner.errors import ClusterError, NoFeasiblePlanError, StrategyError
 from planner.graph import ModelGraph
+from planner.graph.fused_kernels import with_fused_kernels
 from planner.measurements.store import CalibrationChoice
 from planner.request import (
     DEFAULT_RISK,
@@ -31,6 +32,7 @@ from planner.schema.federation import (
     Formation,
     Member,
 )
+from planner.schema.fused_kernels import KernelChoice
 from planner.schema.methods import read_method
 from planner.schema.methods.local_steps import LocalSteps
 from planner.search.base import GroupOrderer, Index, get_partitioner
@@ -92,6 +94,7 @@ def federate(
     memory_fraction: float = 0.9,
     risk: float | Literal["none"] = DEFAULT_RISK,
     seed: int = 0,
+    kernels: KernelChoice = "as-is",
 ) -> Federation:
     """Divide unlike machines into members that each hold and train the model.
 
@@ -123,6 +126,7 @@ def federate(
         memory_fraction: See there.
         risk: See there.
         seed: Of everything random.
+        kernels: As for :func:`planner.plan`.
     Raises:
         NoFeasiblePlanError: If no part of the fleet holds the model: what lacks, by how
             much, what would fit.
@@ -141,6 +145,7 @@ def federate(
         memory_fraction=memory_fraction,
         risk=risk,
         seed=seed,
+        kernels=kernels,
     )
     fleet = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     graph = read_model(
@@ -206,6 +211,8 @@ def federate_graph(
     """
     if most_members < 1:
         raise StrategyError(f"most_members={most_members}; give at least 1")
+    if options.kernels == "fused":
+        graph = with_fused_kernels(graph)
     planner = FleetPlanner(graph=graph, fleet=fleet, options=options, exchange=exchange)
     if members is not None:
         given = _read_members(fleet, members)

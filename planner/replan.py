@@ -99,6 +99,7 @@ def replan_within(
         evaluation_budget=asked.evaluation_budget,
         time_budget_s=asked.time_budget_s,
         seed=asked.seed,
+        kernels="as-is" if asked.kernels is None else "fused",
     )
     options = _keep_legal_pins(graph, machines, options, asked.pinned)
     names = [one.partitioner for one in asked.contenders]

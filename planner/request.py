@@ -21,6 +21,7 @@ from planner.measurements.store import (
     choose_calibration,
 )
 from planner.schema import Optimizer, Precision
+from planner.schema.fused_kernels import KERNEL_CHOICES, KernelChoice
 from planner.search import OBJECTIVES, Objective, Request
 from planner.space import OWN_TARGETS, Pin, Regime, normalize_pins, read_pins
 from planner.targets import get_target, target_names
@@ -33,6 +34,7 @@ __all__ = [
     "make_context",
     "make_request",
     "recipe_of",
+    "require_kernel_choice",
 ]
 
 #: Quantile by which plans are ranked unless told: the upper end of 80 % intervals.
@@ -134,6 +136,7 @@ class PlanOptions:
     allow_approximate: bool = False
     accept_gap: float = 0.5
     efficiency: Mapping[str, float] = field(default_factory=dict)
+    kernels: KernelChoice = "as-is"
     any_dtype: bool = False
 
     def __post_init__(self) -> None:
@@ -149,6 +152,7 @@ class PlanOptions:
                 known = (*OWN_TARGETS, *target_names())
                 raise UnknownNameError("target", self.target, known)
             get_target(self.target)
+        require_kernel_choice(self.kernels)
         if self.devices not in {"all", "any"}:
             raise UnknownNameError("choice of devices", self.devices, ("all", "any"))
         number = isinstance(self.risk, int | float)
@@ -178,6 +182,16 @@ class PlanOptions:
                 f"time_budget_s={seconds} is not a number of seconds; give 0 or more, "
                 f"or None to leave it to the partitioner"
             )
+
+
+def require_kernel_choice(kernels: str) -> None:
+    """Refuse a choice of kernels that there is not.
+
+    Raises:
+        UnknownNameError: If there is none of that name; suggests the nearest.
+    """
+    if kernels not in KERNEL_CHOICES:
+        raise UnknownNameError("choice of kernels", kernels, KERNEL_CHOICES)
 
 
 def devices_without(cluster: Cluster, dtype: str) -> list[str]:

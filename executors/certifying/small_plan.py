@@ -98,8 +98,11 @@ def small_plan(
             "device_ranges": (),
         }
     )
+    # The twin runs the small model's own code, whatever kernels the plan assumes.
+    provenance = plan.provenance.model_copy(update={"kernels": None})
     return plan.model_copy(
         update={
+            "provenance": provenance,
             "strategy": small,
             "workload": _workload(
                 plan.workload, size * count * mesh.data_parallel, high

@@ -32,7 +32,7 @@ from executors.dryrun.trace import StepTrace
 from executors.dryrun.world import fake_group, fake_tensors
 from executors.exception_chain import chain, explain
 from executors.mesh import ProcessMesh, build_mesh
-from executors.model_source import check_model
+from executors.model_source import check_model, require_kernels
 from executors.names import tied_parameters
 from executors.offloading import mark_on_host, on_host
 from executors.replicas import HoldingReplicas, skipped_parameters
@@ -251,6 +251,7 @@ def _check_model(plan: Plan, model: nn.Module, force: bool) -> None:
     )
     if violations:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")
+    require_kernels(plan, model)
 
 
 def _raise_for_values(error: Exception, model: nn.Module) -> None:

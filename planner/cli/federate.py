@@ -10,6 +10,7 @@ import tyro
 from planner.cli.options import (
     CalibrationName,
     ClusterName,
+    KernelsOption,
     ModelName,
     OutFile,
     SeqLen,
@@ -17,7 +18,13 @@ from planner.cli.options import (
     name_model,
     parse_pins,
 )
-from planner.cli.output import emit_json, emit_text, note, working
+from planner.cli.output import (
+    emit_json,
+    emit_text,
+    note,
+    tell_of_kernels,
+    working,
+)
 from planner.cli.plan import Pins, read_risk
 from planner.errors import StrategyError
 from planner.schema.base import require_writable
@@ -61,6 +68,7 @@ class FederateCommand:
     """Share of each device's memory that may be used."""
     risk: Annotated[str, tyro.conf.arg(metavar="QUANTILE|none")] = "0.9"
     """Quantile of the step time that ranks plans; none ranks by the prediction."""
+    kernels: KernelsOption = "as-is"
     calibration: CalibrationName = "shipped"
     seed: int = 0
     """Seed of everything random."""
@@ -95,6 +103,7 @@ class FederateCommand:
             "memory_fraction": self.memory_fraction,
             "risk": read_risk(self.risk),
             "seed": self.seed,
+            "kernels": self.kernels,
         }
         if self.out is not None:
             require_writable(self.out)
@@ -106,6 +115,7 @@ class FederateCommand:
                 allow_remote_code=self.allow_remote_code,
             )
             made = federate(model, self.cluster, **arguments)  # type: ignore[arg-type]
+        tell_of_kernels(made.members[0].plan)
         if self.out is not None:
             made.save(self.out)
             note(f"wrote {self.out}")

@@ -19,6 +19,7 @@ __all__ = [
     "CalibrationName",
     "ClusterName",
     "ImagesPerSample",
+    "KernelsOption",
     "ModelName",
     "OptionalDtype",
     "OptionalFile",
@@ -66,6 +67,14 @@ CalibrationName = Annotated[
         metavar="FILE|shipped|none",
         help="Fitted constants of GPUs: a file that meshwright calibrate wrote, the "
         "shipped ones, or none. CPUs and probed devices have their own.",
+    ),
+]
+KernelsOption = Annotated[
+    Literal["as-is", "fused"],
+    tyro.conf.arg(
+        help="Kernels to price: those of the model's code as it is read, or the fused "
+        "ones that stand in for eager attention, token by token scans and loops over "
+        "experts once they are installed.",
     ),
 ]
 ImagesPerSample = Annotated[

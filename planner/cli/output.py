@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,12 +15,17 @@ from rich.text import Text
 
 from planner.schema.base import spell_non_finite
 
+if TYPE_CHECKING:
+    from planner.schema import Plan
+
 __all__ = [
     "emit_json",
     "emit_table",
     "emit_text",
     "note",
     "progress",
+    "tell_of_kernels",
+    "tell_of_run",
     "warn_of_fallbacks",
     "working",
 ]
@@ -79,6 +85,25 @@ def warn_of_fallbacks(assumptions: Iterable[str]) -> None:
     for text in assumptions:
         if text.startswith(_FALLBACK):
             note(f"warning: {text}")
+
+
+def tell_of_kernels(plan: Plan) -> None:
+    """Write on stderr if fused kernels were asked for and none was recognised."""
+    assumed = plan.provenance.kernels
+    if assumed is not None and not assumed.modules:
+        note(
+            "--kernels fused has no effect: no code was recognised in the model that a "
+            "fused kernel replaces"
+        )
+
+
+def tell_of_run(plan: Plan) -> None:
+    """Write on stderr which fused kernels the figures of a plan assume."""
+    from planner.schema.fused_kernels import kernel_notice
+
+    told = kernel_notice(plan.provenance.kernels)
+    if told is not None and os.environ.get("RANK", "0") == "0":
+        note(f"warning: {told}")
 
 
 def note(text: str) -> None:

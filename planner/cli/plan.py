@@ -12,6 +12,7 @@ from planner.cli.options import (
     CalibrationName,
     ClusterName,
     ImagesPerSample,
+    KernelsOption,
     ModelName,
     OptionalFloat,
     OptionalInt,
@@ -26,6 +27,7 @@ from planner.cli.output import (
     emit_table,
     emit_text,
     note,
+    tell_of_kernels,
     warn_of_fallbacks,
     working,
 )
@@ -101,6 +103,7 @@ class PlanCommand:
     """Final quality that such a method may lose: accuracy points, or percent."""
     efficiency: Annotated[tuple[str, ...], tyro.conf.arg(metavar="METHOD=ETA")] = ()
     """Own evidence for methods: progress of a sample beside exact training's."""
+    kernels: KernelsOption = "as-is"
     allow_remote_code: bool = False
     """Run Python code that came with a hf:PATH model; read it first."""
     json: bool = False
@@ -130,6 +133,7 @@ class PlanCommand:
             else:
                 made = self._plan(model, arguments)
         warn_of_fallbacks(made.provenance.assumptions)
+        tell_of_kernels(made)
         if self.out is not None:
             made.save(self.out)
             note(f"wrote {self.out}")
@@ -208,6 +212,7 @@ class PlanCommand:
             "allow_approximate": self.allow_approximate,
             "accept_gap": self.accept_gap,
             "efficiency": dict(map(_efficiency, self.efficiency)),
+            "kernels": self.kernels,
         }
 
 

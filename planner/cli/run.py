@@ -23,7 +23,14 @@ from planner.cli.options import (
     OutFile,
     model_of_plan,
 )
-from planner.cli.output import emit_json, emit_table, emit_text, note, progress
+from planner.cli.output import (
+    emit_json,
+    emit_table,
+    emit_text,
+    note,
+    progress,
+    tell_of_run,
+)
 from planner.cli.run_federation import load_plan, run_federation
 from planner.errors import (
     CaptureError,
@@ -253,6 +260,7 @@ class RunCommand:
             "warm_up_steps": self.warm_up_steps,
         }
         self._check(plan)
+        tell_of_run(plan)
         if self.on != "local":
             self._elsewhere(plan, arguments)
             return

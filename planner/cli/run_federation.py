@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from planner.cli.options import model_of_plan
-from planner.cli.output import emit_json, emit_table, emit_text, note
+from planner.cli.output import emit_json, emit_table, emit_text, note, tell_of_run
 from planner.errors import CaptureError, ExecutionError
 from planner.reading import read_bytes
 from planner.schema import Federation, Plan
@@ -114,6 +114,7 @@ def _arguments(options: RunCommand, federation: Federation) -> dict[str, Any]:
             )
     _check_steps(options, federation)
     plan = federation.members[0].plan
+    tell_of_run(plan)
     ref = model_of_plan(plan, options.plan, options.model)
     if options.allow_remote_code and options.model is None:
         raise CaptureError(

@@ -11,6 +11,7 @@ from planner.cli.options import (
     CalibrationName,
     ClusterName,
     ImagesPerSample,
+    KernelsOption,
     ModelName,
     OptionalFloat,
     OptionalInt,
@@ -23,6 +24,7 @@ from planner.cli.output import (
     emit_table,
     emit_text,
     note,
+    tell_of_kernels,
     warn_of_fallbacks,
     working,
 )
@@ -64,6 +66,7 @@ class PredictCommand:
     calibration: CalibrationName = "shipped"
     fidelity: Literal["analytic", "simulated"] = "simulated"
     """Closed forms, or the schedule's exact order."""
+    kernels: KernelsOption = "as-is"
     out: OutFile = None
     """File for the strategy as a plan, if it fits."""
     allow_remote_code: bool = False
@@ -96,8 +99,10 @@ class PredictCommand:
                 memory_fraction=self.memory_fraction,
                 calibration=self.calibration,
                 fidelity=self.fidelity,
+                kernels=self.kernels,
             )
         warn_of_fallbacks(made.provenance.assumptions)
+        tell_of_kernels(made)
         if self.json:
             emit_json(made.to_data())
         else:

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from planner.cli.options import OptionalFloat, OtherModelName, model_of_plan
-from planner.cli.output import emit_json, emit_table, note, working
+from planner.cli.output import emit_json, emit_table, note, tell_of_run, working
 from planner.errors import ExecutionError
 from planner.schema import Plan
 from planner.schema.verification import RankVerification, Verification
@@ -59,6 +59,7 @@ class VerifyCommand:
         plan = Plan.load(self.plan)
         if plan.not_runnable:
             raise ExecutionError(f"this plan cannot be run: {plan.not_runnable[0]}")
+        tell_of_run(plan)
         ref = model_of_plan(plan, self.plan, self.model)
         if self.numerics:
             self._compare(plan, ref)

@@ -148,7 +148,7 @@ def _by_block(
         reach,
         dtypes=(context.operand_dtype, context.activation_dtype),
         element=context.element_ratio,
-        causal=context.graph.attention == "causal",
+        causal=context.graph.attention == "causal" or context.graph.causal,
     )
     sharded = (table.style <= 2) * table.count
     slower = recipe.sharded_op_overhead_s * (device.backend == "gloo")

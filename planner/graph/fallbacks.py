@@ -51,7 +51,8 @@ def fallback_code(graph: ModelGraph) -> tuple[str, ...]:
     if experts:
         found.append(
             f"{FALLBACK}: {_named(experts)} goes through its {graph.num_experts} "
-            f"experts one by one, where a grouped product is one kernel"
+            f"experts one by one, where a grouped product is one kernel; choose "
+            f"grouped_mm (experts_implementation) where you train"
         )
     return tuple(found)
 
@@ -79,7 +80,11 @@ def _scores(block: Block, tokens: int) -> float:
 
 
 def _over_experts(block: Block, experts: int) -> bool:
+    # On stand-in values a loop meets half of the experts.
     return experts > 1 and any(
-        kernel.kind == "matmul" and kernel.expert and kernel.count >= experts
+        kernel.kind == "matmul"
+        and kernel.expert
+        and kernel.batch == 1
+        and kernel.count >= max(2, experts // 2)
         for kernel in block.kernels
     )

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from planner.errors import StrategyError
+from planner.schema.fused_kernels import KernelKind as FusedKind
 from planner.schema.halo import SpatialLayer
 
 __all__ = [
@@ -285,6 +286,12 @@ class ModelGraph:
             positions to tell: then cp does not apply.
         whole_sequence: Reason why context parallelism cannot divide sequences; None if
             ``attention`` is known.
+        causal: Whether every fused kernel of attention is causal, where ``attention``
+            does not say so.
+        fused: Kind of assumed kernel to the number of places in which it stands in for
+            captured code, see :mod:`planner.graph.fused_kernels`; None if the code is
+            priced as it is.
+        captured: The model with the code that it was read with, where others stand in.
         assumptions: Guesses made while tracing.
         config: Facts to show (hidden size, layers …), JSON scalars.
         fusions: The blocks with fused kernels; None where the ops are not known.
@@ -318,6 +325,9 @@ class ModelGraph:
     num_experts: int = 0
     attention: Literal["causal", "full"] | None = None
     whole_sequence: str | None = None
+    causal: bool = False
+    fused: Mapping[FusedKind, int] | None = None
+    captured: ModelGraph | None = field(default=None, repr=False, compare=False)
     assumptions: tuple[str, ...] = ()
     config: Mapping[str, int | float | str] = field(default_factory=dict)
     fusions: Fusions | None = field(default=None, repr=False, compare=False)
@@ -444,6 +454,7 @@ class ModelGraph:
             done.add(unit)
         blocks = [block for unit in order for block in range(*self.units[unit])]
         place = {old: new for new, old in enumerate(blocks)}
+        captured = self.captured and self.captured.reordered(names)
         moved = (
             replace(edge, source=place[edge.source], target=place[edge.target])
             for edge in self.edges
@@ -465,10 +476,11 @@ class ModelGraph:
                 for one in self.parameters
             ),
             fusions=self.fusions and self.fusions.reordered(blocks),
+            captured=captured,
         )
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON data, for caches and ``meshwright explain --json``."""
-        plain = asdict(replace(self, fusions=None))
-        del plain["fusions"]
+        plain = asdict(replace(self, fusions=None, captured=None))
+        del plain["fusions"], plain["captured"]
         return json.loads(json.dumps(plain))  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from planner.report.tables import (
     runners_up_table,
 )
 from planner.report.timeline import TimelineRow
-from planner.schema.describe import facts, paragraph
+from planner.schema.describe import assumed_kernels, facts, paragraph
 from planner.units import format_bytes, format_seconds
 
 __all__ = ["code_span", "markdown_page", "markdown_table", "plain_text"]
@@ -149,6 +149,9 @@ def _plan(report: ReportData, before: str, level: str) -> list[str]:
     if report.measured is not None:
         parts += [f"{level}# Measured", plain_text(report.measured.caveat)]
         parts.append(markdown_table(measured_table(report.measured, _MOST_ROWS)))
+    if kernels := assumed_kernels(plan):
+        parts.append(f"{level}# Fused kernels assumed")
+        parts.append("\n".join(f"- {plain_text(text)}" for text in kernels))
     if plan.provenance.assumptions:
         parts.append(f"{level}# Assumed while reading the model")
         parts.append(

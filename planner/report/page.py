@@ -31,7 +31,7 @@ from planner.report.sections import (
 )
 from planner.report.svg import hatching
 from planner.report.tables import differences_table
-from planner.schema.describe import facts, paragraph
+from planner.schema.describe import assumed_kernels, facts, paragraph
 from planner.units import format_bytes, format_seconds
 
 __all__ = ["SECTIONS", "html_page"]
@@ -257,6 +257,7 @@ def _chosen_section(reports: Sequence[ReportData], names: Sequence[str]) -> str:
         body += details("The plan in short", listed) if len(reports) == 1 else listed
         for title, texts in (
             ("What the time rests on without measured runs", plan.prediction.leans_on),
+            ("Fused kernels assumed", assumed_kernels(plan)),
             ("Assumed while reading the model", plan.provenance.assumptions),
         ):
             if texts:

@@ -13,6 +13,7 @@ from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.errors import MeshwrightError, PlanFileError
 from planner.graph import ModelGraph
+from planner.graph.fused_kernels import with_fused_kernels
 from planner.measurements.store import CalibrationChoice, has_shipped, shipped
 from planner.request import make_context
 from planner.schema import Plan
@@ -65,6 +66,8 @@ def read_source(
     chosen, why = _calibration(plan, calibration)
     if why:
         return PlanSource(pricing=None, cluster=machines, problem=why)
+    if plan.provenance.kernels is not None:
+        graph = with_fused_kernels(graph)
     strategy = plan.strategy
     context = make_context(
         graph,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from planner.schema.base import Document, leaf_defaults, leaf_of
+from planner.schema.fused_kernels import FUSED_KERNELS, describe_assumed
 from planner.schema.methods import methods_of, words_of
 from planner.schema.nccl import nccl_environment, nccl_violation
 from planner.schema.plan_parts import (
@@ -25,6 +26,7 @@ from planner.units import format_bytes, format_count, format_seconds
 __all__ = [
     "PART_NAMES",
     "PlanFields",
+    "assumed_kernels",
     "diff",
     "explain",
     "facts",
@@ -358,6 +360,7 @@ def facts(plan: PlanFields) -> dict[str, str]:
         "execution": _overlap_line(plan),
         "training": _training_line(plan),
         "progress": _progress_line(plan),
+        "kernels": _kernels_line(plan),
         "not priced": ", ".join(unpriced(strategy)),
         "step": f"{format_seconds(plan.prediction.step_time_s)} ({_speed(plan)})",
         "interval": _interval_line(plan),
@@ -367,6 +370,32 @@ def facts(plan: PlanFields) -> dict[str, str]:
         "certified": _certificate_line(plan),
     }
     return {name: text for name, text in lines.items() if text}
+
+
+def assumed_kernels(plan: PlanFields) -> tuple[str, ...]:
+    """Return the fused kernels that a plan assumes, and its price without them."""
+    assumed = plan.provenance.kernels
+    if assumed is None:
+        return ()
+    lines = describe_assumed(assumed)
+    if assumed.captured_step_time_s is not None:
+        lack = assumed.captured_lack_bytes or 0.0
+        memory = f"lacks {format_bytes(lack)}" if lack else "has enough memory"
+        step = format_seconds(assumed.captured_step_time_s)
+        lines += (
+            f"with the model's own code the same plan takes {step} a step, and the "
+            f"fullest device {memory}",
+        )
+    return lines
+
+
+def _kernels_line(plan: PlanFields) -> str:
+    """Name the fused kernels that are assumed."""
+    assumed = plan.provenance.kernels
+    if assumed is None:
+        return ""
+    names = [FUSED_KERNELS[kind].kernel for kind in assumed.modules]
+    return f"fused ones assumed: {', '.join(names) or 'none was recognised'}"
 
 
 def summary(plan: PlanFields) -> str:
@@ -526,6 +555,8 @@ def explain(plan: PlanFields) -> str:
     lines = [summary(plan), "", f"bound by: {plan.provenance.bound_by}"]
     if plan.provenance.calibration is not None:
         lines.append(f"constants: {plan.provenance.calibration}")
+    if kernels := assumed_kernels(plan):
+        lines += ["", "fused kernels assumed:", *(f"  {text}" for text in kernels)]
     lines += ["", "time:"]
     for part, seconds in sorted(prediction.breakdown_s.items(), key=lambda kv: -kv[1]):
         if seconds > 0:

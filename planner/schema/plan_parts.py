@@ -7,9 +7,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from planner.schema.base import Count, Document
+from planner.schema.fused_kernels import KernelKind
 
 __all__ = [
     "Alternative",
+    "AssumedKernels",
     "Certificate",
     "ClusterReference",
     "Contender",
@@ -379,6 +381,23 @@ class Certificate(Document):
     steps: int = 0
 
 
+class AssumedKernels(Document):
+    """Fused kernels that a plan is priced with, which its model was not read with.
+
+    Attributes:
+        modules: Kind of kernel, see :data:`planner.schema.fused_kernels.FUSED_KERNELS`,
+            to the number of places in which it stands in for the model's code; empty if
+            none was recognised.
+        captured_step_time_s: Predicted for the plan's strategy with the code as it was
+            read; None where it was not priced.
+        captured_lack_bytes: Memory that the fullest device then lacks; 0 if it fits.
+    """
+
+    modules: dict[KernelKind, Count] = Field(default_factory=dict)
+    captured_step_time_s: Seconds | None = None
+    captured_lack_bytes: Bytes | None = None
+
+
 class Provenance(Document):
     """Where a plan came from. Nothing in here depends on the clock.
 
@@ -402,6 +421,8 @@ class Provenance(Document):
         checkpoint: Hash of a learned partitioner's weights.
         calibration: Name of the fitted constants that priced it; None if what the
             cluster's document says did.
+        kernels: Fused kernels that were assumed; None if the model's code was priced as
+            it is.
     """
 
     meshwright_version: str
@@ -425,3 +446,4 @@ class Provenance(Document):
     bound_by: str = ""
     checkpoint: str | None = None
     calibration: str | None = None
+    kernels: AssumedKernels | None = None

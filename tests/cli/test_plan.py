@@ -336,3 +336,28 @@ def test_a_strategy_for_another_batch(
     path.write_text('{"mesh": {"dp_shard": 8}, "microbatch_size": 2}')
     words = ("--strategy", path, *SMALL, "--global-batch", "64")
     assert "global_batch" in ask(capsys, "predict", *words).error
+
+
+def test_fused_kernels_are_named_and_their_absence_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("--global-batch", "64", "--partitioner", "expert", "--kernels")
+    answer = ask(capsys, "plan", *SMALL, *words, "fused")
+    assert answer.code == 0
+    assert answer.err.startswith("--kernels fused has no effect: no code was recog")
+    assert "fused ones assumed: none was recognised" in answer.out
+    config = {
+        "model_type": "mamba",
+        "architectures": ["MambaForCausalLM"],
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "vocab_size": 128,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    mamba = ("--model", f"hf:{tmp_path}", "--seq-len", "64", *SMALL[-2:])
+    answer = ask(capsys, "plan", *mamba, *words, "fused", "--explain")
+    assert "the selective scan kernel instead of a selective scan" in answer.out
+    assert "mamba-ssm" in answer.out
+    assert "with the model's own code the same plan takes" in answer.out
+    assert "fallback code" not in answer.err
+    assert "fallback code" in ask(capsys, "plan", *mamba, *words, "as-is").err
