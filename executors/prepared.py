@@ -170,13 +170,20 @@ class Prepared:
         """
         return self._source.check(self.trainer, batch, self.inventory, self._saved)
 
-    def step(self, batch: Batch | BatchPart | None = None) -> StepResult:
+    def step(
+        self, batch: Batch | BatchPart | None = None, *, ahead: bool = False
+    ) -> StepResult:
         """Train on one global batch, and step the scheduler.
 
         Args:
             batch: Keyword of forward to tensor, all samples of the step, equal on every
                 process, which is checked; this process's part of them; None for the
                 next of :attr:`data`.
+            ahead: True if nothing reads weights, gradients or states of the optimizer
+                by itself before the next step: where the plan says
+                ``communication.buckets=needed``, the last sums then hide behind its
+                forward. Methods of this class may be called all the same. Equal on
+                every process.
 
         Returns:
             Loss and gradient norm; while :attr:`waits`, the loss is NaN.
@@ -193,7 +200,7 @@ class Prepared:
             if trainer.meets(step):
                 # Copies that are apart do not wait for each other in between.
                 require_equal_batches(batch, step, trainer.place.device)
-        result = trainer.step(batch)
+        result = trainer.step(batch, ahead=ahead)
         if trainer.place.membership is not None:
             trainer.place.membership.admit(partial(pack_state, trainer))
         if not trainer.waits:
@@ -291,6 +298,7 @@ class Prepared:
         Raises:
             ExecutionError: If no average is kept, or no step was done.
         """
+        self.trainer.settle()
         if not averaged:
             return contextlib.nullcontext()
         if not self.keeps_average:
@@ -433,7 +441,12 @@ class Prepared:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        try:
+            if kind is None:
+                # Other processes wait for what a last step has left open.
+                self.trainer.settle()
+        finally:
+            self._stack.__exit__(kind, error, trace)
 
 
 def prepare(

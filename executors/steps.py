@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from executors.communication.buckets import BucketedReplicas
 from executors.losses import LossFunction
 from executors.mesh import ProcessMesh
 from executors.parallelize import ParallelPart
@@ -414,7 +415,11 @@ class PlainStep:
             if scaler.overflowed:
                 return loss, None
         norm = _clip(trainer)
-        trainer.optimizer.step()
+        replicas = trainer.parts[0].module if 0 in trainer.parts else None
+        if isinstance(replicas, BucketedReplicas):
+            replicas.step(trainer.optimizer)
+        else:
+            trainer.optimizer.step()
         return loss, norm
 
     def _forward_backward(

@@ -40,6 +40,7 @@ from executors.data import (
 )
 from executors.deferred.recording import Recording
 from executors.learning import step_of
+from executors.learning.backpropagation import BackpropagationStep
 from executors.loss_scaling import LossScaler
 from executors.losses import LossFunction, Tally
 from executors.mesh import ProcessMesh
@@ -238,9 +239,9 @@ class Trainer:
         )
         if self.plan.strategy.offload.states == "optimizer":
             self.optimizer = made = HostOptimizer(made)
-        for part in self.parts.values():
-            if isinstance(part.module, BucketedReplicas):
-                self.optimizer = part.module.exchange.optimizer(self.optimizer)
+        self._own_optimizer = factory is not None
+        for replicas in self._bucketed():
+            self.optimizer = replicas.exchange.optimizer(self.optimizer)
         #: Parameters whose gradients are summed over tp.
         self.partial = [
             parameter
@@ -275,6 +276,7 @@ class Trainer:
 
         Those that another copy of the model holds in its place are left out.
         """
+        self.settle()
         extra = self.tied.extra if self.tied else frozenset()
         replicas = self.replicas
         held = replicas.held() if isinstance(replicas, HoldingReplicas) else None
@@ -285,6 +287,7 @@ class Trainer:
 
     def all_parameters(self) -> list[nn.Parameter]:
         """Parameters of this rank, every tied copy included."""
+        self.settle()
         parts = self.parts.values()
         return [p for part in parts for p in part.inner.parameters()]
 
@@ -306,12 +309,16 @@ class Trainer:
     def _coordinates(self) -> int:
         return self.plan.strategy.mesh.data_parallel
 
-    def step(self, batch: Batch | BatchPart) -> StepResult:
+    def step(self, batch: Batch | BatchPart, *, ahead: bool = False) -> StepResult:
         """Train on one global batch.
 
         Args:
             batch: All samples of the step, on the CPU, equal on every rank; or this
                 rank's :attr:`part` of them.
+            ahead: Leave the last sums and updates to the forward of the next step,
+                where the plan says ``communication.buckets=needed``: nobody may read
+                weights, gradients or the optimizer's states before that, or
+                :meth:`settle`. Equal on every rank.
 
         Raises:
             ExecutionError: If the loss is undefined on this batch, or the batch has
@@ -319,12 +326,26 @@ class Trainer:
         """
         together = self.meets(self.done)
         self._separate_documents()
+        # A user's optimizer may take all gradients together, and so does a rule that
+        # looks for numbers which are not finite.
+        plain = type(self.step_rule) is BackpropagationStep and not self._own_optimizer
+        for replicas in self._bucketed():
+            replicas.ahead = ahead and plain
         loss, norm = self.update(self._own_slice(batch, together=together))
         return StepResult(
             loss=float(loss),
             grad_norm=None if norm is None else float(norm),
             earlier=tuple(float(one) for one in self._earlier),
         )
+
+    def _bucketed(self) -> Iterator[BucketedReplicas]:
+        modules = (part.module for part in self.parts.values())
+        return (one for one in modules if isinstance(one, BucketedReplicas))
+
+    def settle(self) -> None:
+        """End what a step with ``ahead`` has left: sums of gradients, and updates."""
+        for replicas in self._bucketed():
+            replicas.settle()
 
     @property
     def waits(self) -> bool:
@@ -357,7 +378,10 @@ class Trainer:
         Raises:
             ExecutionError: As :meth:`step` does.
         """
+        self.settle()
         local = self._own_slice(batch, together=True)
+        for replicas in self._bucketed():
+            replicas.ahead = False
         loss = self.step_rule.backward(self, local)
         return float(self._mean_loss(loss))
 
@@ -373,6 +397,7 @@ class Trainer:
                 :meth:`step` does.
         """
         self.require_evaluation()
+        self.settle()
         together = self.place.membership is None
         local = self._own_slice(batch, together=together)
         modules = [part.module for part in self.parts.values()]

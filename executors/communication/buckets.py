@@ -18,6 +18,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from executors.communication.ahead import (
+    BackgroundSums,
+    BucketUpdates,
+    EarlyReads,
+    begin_sums,
+    sum_sequence,
+)
 from planner.errors import ExecutionError
 from planner.schema.buckets import cut_into_buckets
 
@@ -208,6 +215,49 @@ def agree(
     return agreed, bool(fewer)
 
 
+class _OpenStep:
+    """Buckets of a step whose sums have not been waited for.
+
+    Attributes:
+        sums: That go on; None if none do.
+        left: Numbers of the buckets that are still to be waited for and updated.
+        updates: Of the step; None as long as the optimizer has not been asked.
+        cleared: Whether the next step has begun, which has no gradients yet.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._buckets = buckets
+        self.sums: BackgroundSums | None = None
+        self.left: dict[int, None] = {}
+        self.updates: BucketUpdates | None = None
+        self.cleared = False
+
+    def begin(self) -> None:
+        """Owe the sums and updates of all buckets."""
+        self.left = dict.fromkeys(range(len(self._buckets)))
+        self.updates, self.cleared = None, False
+
+    def end(self, index: int) -> None:
+        """Wait for the sum of a bucket and update its weights, if that is owed."""
+        if index not in self.left:
+            return
+        assert self.sums is not None
+        self.sums.wait(index)
+        del self.left[index]
+        if self.updates is not None:
+            bucket = self._buckets[index]
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                parameter.grad = _gradient(parameter, view)
+            self.updates.take(bucket.parameters)
+            for parameter in bucket.parameters if self.cleared else ():
+                parameter.grad = None
+            if bucket.flat.is_cuda:
+                # What casts a unit's weights does so on a stream that does not wait.
+                torch.cuda.current_stream(bucket.flat.device).synchronize()
+        if not self.left:
+            self.sums, self.updates = None, None
+
+
 class BucketedReplicas(nn.Module):
     """A module whose replicas average their gradients in buckets of our own.
 
@@ -223,6 +273,17 @@ class BucketedReplicas(nn.Module):
         needed_first: Whether the buckets that wait behind backward end one after the
             other, those that the next forward needs first before others; else they go
             on side by side.
+        units: Parts of the module that wait for their own buckets where a step is left
+            open; forward waits for those of all other parameters before it begins.
+
+    Attributes:
+        sync: Whether gradients are exchanged behind the next backward.
+        ahead: Whether the next step may be left open: :meth:`finish` returns while
+            sums go on, :meth:`step` leaves updates to the next forward. It takes effect
+            with ``needed_first``, once two steps have shown the order of the buckets,
+            if each rank has a gradient of every parameter. The exchange must be by
+            messages between two ranks, which collectives of the same group do not
+            disturb.
     """
 
     def __init__(
@@ -233,12 +294,12 @@ class BucketedReplicas(nn.Module):
         bucket_bytes: int | None = None,
         *,
         needed_first: bool = False,
+        units: Sequence[nn.Module] = (),
     ) -> None:
         super().__init__()
         self.module = module
         self.exchange = exchange
-        #: Whether gradients are exchanged behind the next backward.
-        self.sync = True
+        self.sync, self.ahead = True, False
         self._group, self._needed_first = group, needed_first
         trained = [p for p in module.parameters() if p.requires_grad]
         block, multiple = exchange.layout(group.size())
@@ -260,6 +321,15 @@ class BucketedReplicas(nn.Module):
             for bucket in self.buckets
             for p, view in zip(bucket.parameters, bucket.views, strict=True)
         }
+        self._open = _OpenStep(self.buckets)
+        #: Buckets that a forward waits for before it begins, those that the first one
+        #: has wanted so far, and the order in which it wanted all of them.
+        self._always: set[int] = set()
+        self._seen: list[int] = []
+        self._wanted: list[int] = []
+        #: Sums that backward hides; None as long as that was not seen.
+        self._early: int | None = None
+        self._await_units(units if needed_first else ())
         self._reset()
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(self._collect)  # type: ignore[no-untyped-call]
@@ -270,7 +340,73 @@ class BucketedReplicas(nn.Module):
         if self._fresh:
             self._send(list(self.module.buffers()))
             self._fresh = False
-        return self.module(*args, **kwargs)
+        if not self._needed_first:
+            return self.module(*args, **kwargs)
+        self._open.cleared = True
+        learns = self.training and not self._wanted
+        if learns:
+            self._seen.clear()
+        for index in sorted(self._always):
+            self._want(index)
+        run = self._watched if learns else self.module
+        out: object = run(*args, **kwargs)
+        # What a forward does without, and what comes behind it, finds all in place.
+        self.settle()
+        return out
+
+    def _watched(self, *args: object, **kwargs: object) -> object:
+        """Run a forward that shows in which order it wants the buckets."""
+        places = {one: index for one, (index, _) in self._places.items()}
+        with EarlyReads(places, self._seen) as reads:
+            out = self.module(*args, **kwargs)
+        self._always |= reads.early
+        first = [*sorted(self._always), *self._seen, *range(len(self.buckets))]
+        self._wanted = list(dict.fromkeys(first))
+        return out
+
+    def _await_units(self, units: Sequence[nn.Module]) -> None:
+        """Let each unit's forward wait for the buckets that hold its parameters."""
+        inside: set[int] = set()
+        for unit in units:
+            held = {id(p) for p in unit.parameters()} & self._places.keys()
+            inside |= held
+            numbers = sorted({self._places[one][0] for one in held})
+
+            def wait(*_: object, numbers: Sequence[int] = numbers) -> None:
+                for index in numbers:
+                    self._want(index)
+
+            # Before what casts the unit's weights.
+            unit.register_forward_pre_hook(wait, prepend=True)
+        for one in self._places.keys() - inside:
+            self._always.add(self._places[one][0])
+
+    def _want(self, index: int) -> None:
+        """Have the weights of a bucket in place before they are read."""
+        if not self._wanted and index not in self._seen:
+            self._seen.append(index)
+        self._open.end(index)
+
+    @property
+    def is_open(self) -> bool:
+        """True if weights are still to be updated, see :attr:`ahead`."""
+        return bool(self._open.left)
+
+    def settle(self) -> None:
+        """End what a step was left open with: wait for all sums, update all weights."""
+        for index in list(self._open.left):
+            self._open.end(index)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take a step of an optimizer, bucket by bucket later on if sums still go on.
+
+        Args:
+            optimizer: Updates each parameter by its own gradient and state alone.
+        """
+        if self.is_open:
+            self._open.updates = BucketUpdates(optimizer)
+        else:
+            optimizer.step()
 
     def _send(self, tensors: Sequence[torch.Tensor]) -> None:
         """Give all replicas the values of the first, one message a dtype."""
@@ -305,9 +441,33 @@ class BucketedReplicas(nn.Module):
         if not self.sync:
             return
         self._waiting[index] -= 1
-        if not self._waiting[index]:
-            self._full.append(index)
+        if self._waiting[index]:
+            return
+        self._full.append(index)
+        if not self._runs_ahead:
             self._begin()
+            return
+        if self._open.sums is None:
+            early = self._early
+            order = (
+                self._order
+                if early is None
+                else sum_sequence(self._order, self._wanted, early)
+            )
+            device = self.buckets[0].flat.device
+            self._open.sums = begin_sums(self._sum, order, device)
+        self._open.sums.filled(index)
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """True if the sums of this step go on by themselves."""
+        seen = self._learned and not self._fewer and bool(self._wanted)
+        return self.ahead and self._needed_first and seen
+
+    @torch.no_grad()
+    def _sum(self, index: int) -> None:
+        for _ in self.exchange.run(self.buckets[index]):
+            pass
 
     def _begin(self) -> None:
         """Begin the exchange of buckets that are next in order, on all ranks alike."""
@@ -336,6 +496,9 @@ class BucketedReplicas(nn.Module):
             self._refuse(missing[0][0])
         for _, view in missing:
             view.zero_()
+        if self._open.sums is not None:
+            self._leave_open(self._open.sums)
+            return
         full = list(self._full)
         self._waiting = [0] * len(self.buckets)
         self._begin()
@@ -357,6 +520,21 @@ class BucketedReplicas(nn.Module):
                 [*full, *rest], bool(missing), self._group, device
             )
             self._learned = True
+        self._leave_out()
+        self._reset()
+        self._fresh = True
+
+    def _leave_open(self, sums: BackgroundSums) -> None:
+        """End a backward whose sums go on; the first such one waits for them."""
+        self._open.begin()
+        if self._early is None:
+            # Those that began are what backward hides, as the first replica saw it.
+            device = self.buckets[0].flat.device
+            told = torch.tensor([sums.begun(), *self._wanted], device=device)
+            self.settle()
+            first = dist.get_global_rank(self._group, 0)
+            dist.broadcast(told, src=first, group=self._group)
+            self._early, *self._wanted = told.tolist()
         self._leave_out()
         self._reset()
         self._fresh = True

@@ -112,9 +112,14 @@ class Callback:
     Attributes:
         needs_grad_norm: True to have the gradient's norm computed where the plan does
             not clip it.
+        reads_weights: False to promise that no method reads weights, gradients or
+            states of the optimizer but through methods of :class:`executors.Prepared`:
+            steps then need not end before the next begins, see
+            ``communication.buckets``.
     """
 
     needs_grad_norm = False
+    reads_weights = True
 
     def on_start(self, state: LoopState) -> None:
         """Act before the first step, with weights in place."""

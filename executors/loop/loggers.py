@@ -22,6 +22,7 @@ class _Logger(Callback):
     """Writes metrics on the process that leads."""
 
     needs_grad_norm = True
+    reads_weights = False
 
     def open(self, state: LoopState) -> None:
         """Open what is written to; on the process that leads alone."""

@@ -82,6 +82,7 @@ class Loop:
                         told(report)
                 # An early end adds an evaluation to the last report.
                 groups.append(known)
+            prepared.trainer.settle()
         except BaseException as found:
             error = found
             raise
@@ -152,7 +153,8 @@ class Loop:
         prepared = self.prepared
         rate = prepared.optimizer.param_groups[0].get("lr")
         begin = time.perf_counter()
-        result = prepared.step(batch)
+        reads = any(one.reads_weights for one in self.callbacks)
+        result = prepared.step(batch, ahead=step + 1 < self.steps and not reads)
         if prepared.waits and step + 1 == self.steps:
             result = prepared.finish()
         time_s, norm = time.perf_counter() - begin, result.grad_norm

@@ -48,6 +48,8 @@ class ProfilerTrace(Callback):
         ExecutionError: If the steps are none, or a trace cannot be written.
     """
 
+    reads_weights = False
+
     def __init__(self, steps: str, folder: str | os.PathLike[str]) -> None:
         self._first, self._last = steps_to_profile(steps)
         self._folder = Path(folder)

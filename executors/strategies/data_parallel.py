@@ -109,7 +109,7 @@ def make_data_parallel(
         if _casts(strategy.precision):
             # Weights are cast and gradients widened as on a device that is alone.
             _fully_shard(model, strategy, place, units, experts, alone=True)
-        return _in_own_buckets(model, strategy, place)
+        return _in_own_buckets(model, strategy, place, units)
     if strategy.replicas_by_ddp:
         # It compares and copies values as soon as it is made.
         fill()
@@ -123,7 +123,7 @@ def _compression(strategy: Strategy) -> MethodValue:
 
 
 def _in_own_buckets(
-    model: nn.Module, strategy: Strategy, place: ProcessMesh
+    model: nn.Module, strategy: Strategy, place: ProcessMesh, units: Sequence[str]
 ) -> nn.Module:
     """Make replicas whose gradients a codec compresses, or a send table sums."""
     group = place.group("replicate")
@@ -146,6 +146,7 @@ def _in_own_buckets(
         exchange,
         strategy.overlap.bucket_bytes,
         needed_first=strategy.communication.buckets == "needed",
+        units=[model.get_submodule(unit) for unit in _wrapped_units(model, units)],
     )
 
 

@@ -205,8 +205,8 @@ def _overlap_line(plan: PlanFields) -> str:
         told.append(f"replicas sum gradients by {algorithm} ({_summed_by(plan)})")
     if plan.strategy.communication.buckets == "needed":
         told.append(
-            "gradients that the next forward needs first are summed first; a step is "
-            "as long, as its update waits for all"
+            "gradients that the next forward needs first are summed first, others "
+            "beside it"
         )
     return ", ".join(told)
 

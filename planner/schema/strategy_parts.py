@@ -215,8 +215,8 @@ class Overlap(Document):
 #: How tp ranks send what all of them hold to the next stage: each all of it, or each
 #: its part, which the receivers put together.
 Boundary = Literal["direct", "scattered"]
-#: Buckets of gradients that are full: as backward fills them, or those first that the
-#: next forward needs first.
+#: Order of the sums of buckets of gradients: as backward fills them; or those first
+#: that the next forward needs first, which then begins without waiting for the others.
 BucketOrder = Literal["filled", "needed"]
 SumAlgorithm = Literal["library", "ring", "halving", "direct", "tree", "hierarchy"]
 _Ranks = tuple[Annotated[int, Field(ge=0)], ...]
@@ -292,9 +292,10 @@ class Communication(Document):
             those of the next stage gather. Exact.
         replicas: Sums of gradients over devices that hold the same weights: replicas of
             the model, or of a shard, a tp part or a stage of it.
-        buckets: Order in which buckets of gradients that wait are summed: ``filled``,
-            as backward has filled them; ``needed``, those of the first layers first,
-            which the next forward needs first. Exact.
+        buckets: Order in which buckets of gradients are summed: ``filled``, as backward
+            fills them; ``needed``, behind backward those of the first layers first: the
+            weights of each are updated when its sum is there, and in the next forward
+            a layer waits for its own alone. Exact.
     """
 
     boundary: Boundary = "direct"

@@ -555,15 +555,47 @@ def _summed(case: Case) -> str | None:
 
 
 def _bucket_order(case: Case) -> str | None:
+    """Require that weights can be updated bucket by bucket where a plan says so."""
     strategy = case.strategy
-    if strategy.communication.buckets == "filled" or strategy.uses_own_buckets:
+    if strategy.communication.buckets == "filled":
         return None
-    return (
-        f"communication.buckets={strategy.communication.buckets} with "
-        f"{strategy.label()}; the order is that of plain replicas (pp=1, tp=1, no "
-        f"ZeRO) whose sums are messages of our own or coded, use filled, or "
-        f"communication.replicas.algorithm=ring"
-    )
+    asked = f"communication.buckets={strategy.communication.buckets}"
+    coded = strategy.gradient_compression != "none"
+    if coded or not (strategy.uses_own_buckets and strategy.replicas_by_table):
+        return (
+            f"{asked} with {strategy.label()}; weights are updated bucket by bucket in "
+            f"plain replicas (pp=1, tp=1, no ZeRO) whose sums are messages of our own, "
+            f"without a codec, use filled, or communication.replicas.algorithm=ring"
+        )
+    kind = strategy.optimizer.name
+    fields = type(strategy).model_fields
+    lacks = {
+        f"grad_clip_norm={strategy.grad_clip_norm}, which needs all sums before any "
+        f"weight changes": strategy.grad_clip_norm is not None,
+        "compute=float16, whose loss scale needs all sums before any weight changes": (
+            strategy.precision.compute == "float16"
+        ),
+        f"optimizer {kind}, which does not update each number by itself": (
+            not OPTIMIZERS[kind].elementwise
+        ),
+        f"offload={strategy.offload}, whose weights the host updates together": bool(
+            strategy.offload
+        ),
+        "compile=True, whose blocks cannot wait for a sum where they begin": (
+            strategy.compile
+        ),
+        **{
+            f"{slot}={getattr(strategy, slot)}, which has a step of its own": (
+                getattr(strategy, slot)
+                != fields[slot].get_default(call_default_factory=True)
+            )
+            for slot in ("synchronisation", "asynchrony", "learning")
+        },
+    }
+    for what, there in lacks.items():
+        if there:
+            return f"{asked} with {what}; use communication.buckets=filled"
+    return None
 
 
 def _compiled(case: Case) -> str | None:

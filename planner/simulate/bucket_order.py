@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from planner.errors import StrategyError
 from planner.schema.strategy_parts import BucketOrder
 
-__all__ = ["bucket_ends", "first_layer_wait_s"]
+__all__ = ["bucket_ends", "first_layer_wait_s", "next_forward_wait_s"]
 
 
 def bucket_ends(
@@ -78,3 +78,24 @@ def first_layer_wait_s(
     """
     ends = bucket_ends(filled_s, sum_s, order, rounds)
     return float(ends[-1] - max(filled_s))
+
+
+def next_forward_wait_s(
+    filled_s: Sequence[float],
+    sum_s: Sequence[float],
+    wanted_s: Sequence[float],
+    rounds: int = 1,
+) -> float:
+    """Return the seconds by which sums hold up the next forward in all.
+
+    It takes each bucket as it comes, so that a wait for one moves all that comes later.
+
+    Args:
+        filled_s: As :func:`bucket_ends`; sums are in the order ``needed``.
+        sum_s: As there; likewise rounds.
+        wanted_s: Seconds after its begin, at the end of backward, at which a forward
+            that waits for nothing reads the weights of each bucket. Shape [buckets].
+    """
+    ends = bucket_ends(filled_s, sum_s, "needed", rounds)
+    late = ends - max(filled_s) - np.asarray(wanted_s, dtype=np.float64)
+    return float(max(late.max(), 0.0))

@@ -435,10 +435,7 @@ RULES: tuple[Rule, ...] = (
             & (
                 ~plain_replicas(t.pp, t.tp, t.zero_stage, t.dp_shard * t.cp)
                 | (t.dp_replicate * t.cp == 1)
-                | (
-                    (f.regime.communication.replicas.algorithm == "library")
-                    & isinstance(f.regime.gradient_compression, str)
-                )
+                | (f.regime.communication.replicas.algorithm == "library")
             )
         ),
         violation=lambda r, f: (

@@ -187,6 +187,13 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"mesh": {"dp_replicate": 8}, "overlap": {"bucket_bytes": 4096}},
         "overlap.bucket_bytes=4096",
     ),
+    "needed": (
+        {
+            "mesh": {"dp_replicate": 8},
+            "communication": {"replicas": {"algorithm": "ring"}, "buckets": "needed"},
+        },
+        "communication.buckets=needed",
+    ),
     "order": (
         {**_SHARDED, "device_ranges": ((4, 8), (0, 4))},
         "device_ranges=[[4, 8], [0, 4]]",

@@ -199,12 +199,12 @@ def test_what_is_said_not_to_be_priced_is_not(field: str, value: object) -> None
     assert one.prediction == two.prediction
 
 
-def test_an_order_of_buckets_does_not_shorten_the_step_and_says_so() -> None:
+def test_an_order_of_buckets_shortens_the_step_and_is_said() -> None:
     ring = Collective(algorithm="ring")
     made = [
         predict(
-            uniform_graph(4),
-            hosts((1, 8, device())),
+            uniform_graph(32),
+            hosts((8, 1, device()), between=1e8),
             Strategy(
                 mesh=Mesh(dp_replicate=8),
                 microbatch_size=2,
@@ -213,12 +213,19 @@ def test_an_order_of_buckets_does_not_shorten_the_step_and_says_so() -> None:
         )
         for order in get_args(BucketOrder)
     ]
-    one, two = made
-    assert one.prediction == two.prediction
-    assert unpriced(two.strategy) == ()
-    told = "needs first are summed first; a step is as long"
-    assert told not in _lines(one.summary())["execution"]
-    assert told in _lines(two.summary())["execution"]
+    one, two = (plan.prediction for plan in made)
+    assert two.step_time_s < one.step_time_s
+    changed = {
+        name
+        for name, seconds in one.breakdown_s.items()
+        if two.breakdown_s[name] != pytest.approx(seconds)
+    }
+    assert changed == {"data_parallel"}
+    assert one.collective_bytes == two.collective_bytes
+    assert unpriced(made[1].strategy) == ()
+    told = "needs first are summed first, others beside it"
+    assert told not in _lines(made[0].summary())["execution"]
+    assert told in _lines(made[1].summary())["execution"]
 
 
 @pytest.mark.parametrize(

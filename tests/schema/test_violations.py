@@ -20,7 +20,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.errors import PlanFileError
 from planner.schema import (
+    Communication,
     Mesh,
+    Offload,
     Optimizer,
     Overlap,
     Plan,
@@ -31,6 +33,7 @@ from planner.schema import (
     TensorSharding,
 )
 from planner.schema.schedules import schedule_names, schedule_spec
+from planner.schema.strategy_parts import Collective
 from planner.schema.violations import (
     batch_norm_violation,
     executor_violations,
@@ -199,6 +202,46 @@ def test_each_refusal_says_value_rule_and_remedy(
     (reason,) = [r for r in reasons if said in r]
     assert ";" in reason
     assert "\n" not in reason
+
+
+_NEEDED = Communication(replicas=Collective(algorithm="ring"), buckets="needed")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"grad_clip_norm": 1.0}, "grad_clip_norm=1.0, which needs all sums"),
+        ({"precision": Precision(compute="float16")}, "whose loss scale needs all"),
+        ({"optimizer": Optimizer(name="Muon")}, "optimizer Muon, which does not"),
+        ({"offload": Offload(states="optimizer")}, "offload=optimizer, whose weights"),
+        ({"compile": True}, "compile=True, whose blocks cannot wait"),
+        (
+            {"communication": _NEEDED.model_copy(update={"replicas": Collective()})},
+            "bucket by bucket in plain replicas",
+        ),
+        (
+            {"mesh": Mesh(dp_replicate=2, dp_shard=2), "zero_stage": 1},
+            "bucket by bucket in plain replicas",
+        ),
+        (
+            {"mesh": Mesh(dp_replicate=2, pp=2), "schedule": "1F1B"},
+            "bucket by bucket in plain replicas",
+        ),
+        (
+            {"gradient_compression": "powersgd", "semantics": "approximate"},
+            "without a codec",
+        ),
+    ],
+)
+def test_what_needs_all_sums_before_an_update_does_not_run_ahead_of_them(
+    changes: dict[str, object], told: str
+) -> None:
+    plain = {"mesh": Mesh(dp_replicate=2), "precision": FP32, "communication": _NEEDED}
+    assert executor_violations(Strategy(**plain)) == ()  # type: ignore[arg-type]
+    strategy = Strategy(**{**plain, **changes})  # type: ignore[arg-type]
+    (reason,) = [r for r in executor_violations(strategy) if told in r]
+    assert reason.startswith("communication.buckets=needed with")
+    assert "use filled" in reason or "use communication.buckets=filled" in reason
 
 
 def test_overlap_is_taken_where_it_has_an_effect() -> None:

@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import StrategyError
-from planner.simulate.bucket_order import bucket_ends, first_layer_wait_s
+from planner.simulate.bucket_order import (
+    bucket_ends,
+    first_layer_wait_s,
+    next_forward_wait_s,
+)
 
 
 def test_first_layers_wait_less() -> None:
@@ -18,6 +22,15 @@ def test_first_layers_wait_less() -> None:
     assert bucket_ends(filled, sums, "needed", 2).tolist() == [13.0, 11.0, 7.0]
     assert first_layer_wait_s(filled, sums, "filled", 2) == 10.0
     assert first_layer_wait_s(filled, sums, "needed", 2) == 4.0
+
+
+def test_the_next_forward_waits_for_what_it_needs() -> None:
+    filled, sums = [1.0, 2.0, 3.0], [4.0, 4.0, 4.0]
+    # Summed at 5, 13 and 9; the last layers are wanted last, and wait least.
+    assert bucket_ends(filled, sums, "needed").tolist() == [5.0, 13.0, 9.0]
+    assert next_forward_wait_s(filled, sums, [2.0, 1.0, 0.0]) == 9.0
+    assert next_forward_wait_s(filled, sums, [40.0, 20.0, 0.0]) == 6.0
+    assert next_forward_wait_s(filled, sums, [40.0, 20.0, 10.0]) == 0.0
 
 
 @given(

@@ -15,6 +15,10 @@ products whose tiles filled the device in whole waves need one more. ``overlap_c
 the hidden time comes on top.
 
 Compression makes gradients smaller: :mod:`planner.cost.replicas.codecs`.
+
+Where the next forward waits for no more than it needs (``communication.buckets``), the
+sums that backward leaves hide under that as well, but for those that its first unit
+waits for. Step after step takes this long; a run's last one takes longer.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from planner.cost.replicas.codecs import compressed_bytes, compressed_traffic
 from planner.cost.table.rows import plain
 from planner.cost.traffic.collectives import ReplicaGroups
 from planner.schema import Precision
+from planner.schema.buckets import cut_into_buckets
 from planner.schema.methods import Synchronisation
 from planner.schema.send_tables import SendTable
 from planner.simulate.compiled import compiled, inlined, inner
@@ -98,6 +103,27 @@ def _exposed(
 
 
 @inner
+def _beside_forward(
+    seconds: float,
+    under_backward: float,
+    under_forward: float,
+    first: float,
+    buckets: float,
+    cost: float,
+) -> float:
+    """Time that sums of buckets add where the next forward takes each as it comes.
+
+    Sums that backward has no room for are spread over the forward's units, whose last
+    one begins when all others have run; its first one waits for a share ``first``.
+    """
+    left = max(seconds - under_backward, 0.0)
+    late = left - under_forward * (1.0 - 1.0 / buckets)
+    exposed = min(left, max(first * seconds, late))
+    added: float = exposed + cost * (seconds - exposed)
+    return added
+
+
+@inner
 def _wire(lines: Array, size: float, units: float) -> float:
     """Seconds of a collective in ``units`` pieces, by the faster of two lines."""
     piece = size / units
@@ -129,6 +155,7 @@ def _fill_exposed(
     behind_pipeline: bool,
     each: bool,
     scatters_whole: bool,
+    first: float,
     whole: NDArray[np.bool_],
     exposed: Array,
 ) -> None:
@@ -138,6 +165,16 @@ def _fill_exposed(
         buckets = pieces
         if whole[i] and bytes_each[0] == bytes_each[1]:
             buckets = 1 + reduced // _BUCKET_BYTES
+        if whole[i] and first > 0:
+            exposed[i] = _beside_forward(
+                _wire(mirror_lines[replicate[i]], mirrored[i] * bytes_each[1], buckets),
+                hidden * backward_s[i],
+                hidden * forward_s[i],
+                first,
+                buckets,
+                cost,
+            )
+            continue
         exposed[i] = _exposed(
             zero_stage[i],
             pp[i],
@@ -167,6 +204,7 @@ def exposed_seconds(
     recipe: Recipe,
     *,
     on_gpu: bool = True,
+    first: float = 0.0,
 ) -> Array:
     """The seconds of :func:`replica_traffic` alone, with the same arguments. [n]."""
     room = np.ones(len(rows.pp))
@@ -196,6 +234,7 @@ def exposed_seconds(
         recipe.pipeline_overlap and on_gpu,
         recipe.reduces_each,
         recipe.reduces_whole,
+        first,
         np.ascontiguousarray(rows.whole),
         exposed,
     )
@@ -264,6 +303,7 @@ def replica_traffic(
     recipe: Recipe,
     *,
     on_gpu: bool = True,
+    first: float = 0.0,
 ) -> ReplicaTraffic:
     """Exposed time of gathers and reductions, and the bytes that they move.
 
@@ -273,8 +313,13 @@ def replica_traffic(
         precision: Dtypes of gathers and reductions.
         recipe: What of them hides, and how often gradients are reduced.
         on_gpu: False lets nothing hide.
+        first: Share of the sums of plain replicas that the next forward waits for
+            before it begins, where it waits for others later on; 0 where it waits for
+            all.
     """
-    exposed = exposed_seconds(rows, groups, precision, recipe, on_gpu=on_gpu)
+    exposed = exposed_seconds(
+        rows, groups, precision, recipe, on_gpu=on_gpu, first=first
+    )
     copies, n = _copies(rows, groups), groups.shard.size
     gathers, scatters = _rounds(rows)
     scatters = scatters if recipe.reduces_each else np.minimum(scatters, 1.0)
@@ -290,6 +335,37 @@ def replica_traffic(
         reduced_bytes=copies.mirrored * reduce,
         sent_bytes=sent + copies.sent_mirrored * reduce,
     )
+
+
+def _needed_first(context: PricingContext) -> float:
+    """Share of the sums that the next forward waits for before it begins.
+
+    Those are the buckets with parameters of the first unit, and of units without a
+    collective of their own: tied ones, and those of vectors alone. 0 where it waits for
+    all of them, and where no buckets of our own are summed.
+    """
+    if context.regime.communication.buckets == "filled" or not context.sums_by_table:
+        return 0.0
+    graph = context.graph
+    trained = [one for one in graph.parameters if one.trainable]
+    unit = np.searchsorted(
+        [stop for _, stop in graph.units], [p.block for p in trained], "right"
+    )
+    matrices = {
+        int(at) for at, p in zip(unit, trained, strict=True) if len(p.shape) > 1
+    }
+    early = [
+        at == 0 or bool(one.readers) or int(at) not in matrices
+        for at, one in zip(unit, trained, strict=True)
+    ]
+    sizes = [one.numel * dtype_bytes(context.precision.reduce) for one in trained]
+    buckets = cut_into_buckets(sizes, None)
+    waited = sum(
+        sum(sizes[i] for i in bucket)
+        for bucket in buckets
+        if any(early[i] for i in bucket)
+    )
+    return waited / max(sum(sizes), 1)
 
 
 def _by_table(
@@ -340,7 +416,12 @@ def _with_copies(
     rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
 ) -> ReplicaTraffic:
     found = replica_traffic(
-        rows, groups, context.precision, context.recipe, on_gpu=context.on_gpu
+        rows,
+        groups,
+        context.precision,
+        context.recipe,
+        on_gpu=context.on_gpu,
+        first=_needed_first(context),
     )
     copied = _copied_seconds(rows, groups, context)
     return replace(found, exposed_s=found.exposed_s + copied)
@@ -405,7 +486,12 @@ class AllReducePricing:
         if rows.compressed.any():
             return self.traffic(rows, groups, context).exposed_s
         exposed = exposed_seconds(
-            rows, groups, context.precision, context.recipe, on_gpu=context.on_gpu
+            rows,
+            groups,
+            context.precision,
+            context.recipe,
+            on_gpu=context.on_gpu,
+            first=_needed_first(context),
         )
         return exposed + _copied_seconds(rows, groups, context)
 
@@ -448,9 +534,11 @@ class AllReducePricing:
             # Of shards, a step receives of one unit's.
             shards, units = np.maximum(rows.shards, 1), np.maximum(rows.units, 1.0)
             unit = rows.trained * of.reduce / shards / units
+            # Sums beside a forward receive while its activations are there.
+            beside = bucket * (context.regime.communication.buckets == "needed")
             return ReplicaBytes(
-                kept=np.where(rows.whole, ahead, 0.0),
-                working=np.where(rows.whole, bucket, unit),
+                kept=np.where(rows.whole, ahead + beside, 0.0),
+                working=np.where(rows.whole, bucket - beside, unit),
             )
         if of.compute == of.stored == of.reduce and not of.gradients_ahead:
             several = rows.whole & (rows.num_microbatches > 1)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from planner.cluster import Cluster
 from planner.cost import CostModel, PricingContext
 from planner.cost.traffic.tables import reached_network
-from planner.schema import Strategy
+from planner.schema import Communication, Strategy
 from planner.schema.buckets import BUCKET_BYTES
+from planner.schema.violations import executor_violations
 from planner.search.base import Candidate, Request, score, scores_of
 from planner.search.communication.choose import choose_for_all
 from planner.search.refine import candidates_of_row
@@ -164,11 +165,33 @@ def _summed(request: Request, candidate: Candidate) -> Candidate | None:
     found = choose_for_all(networks, domains, size).collective
     assert found is not None
     asked = context.regime.communication
-    communication = asked.model_copy(update={"replicas": found})
+    summed = [
+        _priced(
+            context, strategy, asked.model_copy(update={"replicas": found, **order})
+        )
+        for order in ({}, {"buckets": "needed"})
+    ]
+    plain, ahead = summed
+    if not _may_run_ahead(plain, ahead):
+        ahead = plain
+    shorter = ahead.cost.step_time_s <= (1 - _LEAST_GAIN) * plain.cost.step_time_s
+    best = ahead if shorter else plain
+    return best if best.cost.fits else None
+
+
+def _priced(
+    context: PricingContext, strategy: Strategy, communication: Communication
+) -> Candidate:
     regime = replace(context.regime, communication=communication)
     other = strategy.model_copy(update={"communication": communication})
     cost = CostModel(replace(context, regime=regime)).cost(other)
-    return Candidate(strategy=other, cost=cost) if cost.fits else None
+    return Candidate(strategy=other, cost=cost)
+
+
+def _may_run_ahead(plain: Candidate, ahead: Candidate) -> bool:
+    """Return True if weights of a candidate can be updated bucket by bucket."""
+    before = set(executor_violations(plain.strategy))
+    return not set(executor_violations(ahead.strategy)) - before
 
 
 def _distinct(

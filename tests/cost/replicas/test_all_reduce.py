@@ -17,6 +17,7 @@ from planner.cost.replicas.all_reduce import (
 )
 from planner.cost.traffic.collectives import Groups, replica_groups
 from planner.schema import Precision
+from planner.simulate.bucket_order import next_forward_wait_s
 from tests.cost.made import device, hosts, setting_for, uniform_graph
 
 #: 1e9 scalars: 2 GB gathered, 4 GB reduced; 4 ways at 100 GB/s take 3/4 of S/B.
@@ -39,6 +40,7 @@ def traffic(
     replicas: int = 1,
     recipe: Recipe = NEVER,
     on_gpu: bool = True,
+    first: float = 0.0,
     **changes: Any,
 ) -> ReplicaTraffic:
     rows: dict[str, Any] = {
@@ -57,7 +59,12 @@ def traffic(
         groups(4 if zero else 1), groups(replicas), recipe, on_gpu=on_gpu
     )
     return replica_traffic(
-        ReplicaRows(**{**rows, **changes}), shared, Precision(), recipe, on_gpu=on_gpu
+        ReplicaRows(**{**rows, **changes}),
+        shared,
+        Precision(),
+        recipe,
+        on_gpu=on_gpu,
+        first=first,
     )
 
 
@@ -98,6 +105,57 @@ def test_what_hides_costs_compute() -> None:
     # 10 of the 15 ms of the gather hide, and 20 of the 45 ms behind it.
     free, found = traffic(3, recipe=HIDDEN), traffic(3, recipe=costly)
     assert found.exposed_s == pytest.approx(free.exposed_s + 0.5 * (0.01 + 0.02))
+
+
+def test_the_next_forward_hides_what_backward_leaves() -> None:
+    # 2 x 3/4 of 4 GB at 100 GB/s: 60 ms of sums, of which 20 hide under backward and
+    # 9 under the forwards of all units but the tenth.
+    waits = traffic(0, replicas=4, recipe=HIDDEN)
+    found = traffic(0, replicas=4, recipe=HIDDEN, first=0.1)
+    assert waits.exposed_s == pytest.approx(0.06 - 0.02)
+    assert found.exposed_s == pytest.approx(0.06 - 0.02 - 0.009)
+    assert found.reduced_bytes == waits.reduced_bytes
+    # All but the 15 ms of the first unit's quarter hide under a long forward, and
+    # nothing is left to hide under it where backward hides all.
+    ample = traffic(0, replicas=4, recipe=HIDDEN, first=0.25, forward_s=np.array([1.0]))
+    assert ample.exposed_s == pytest.approx(0.015)
+    hidden = traffic(
+        0, replicas=4, recipe=HIDDEN, first=0.25, backward_s=np.array([1.0])
+    )
+    assert hidden.exposed_s == 0.0
+    # A process on a CPU has nothing to hide it under.
+    alone = traffic(0, replicas=4, recipe=HIDDEN, first=0.1, on_gpu=False)
+    assert alone.exposed_s == pytest.approx(
+        traffic(0, replicas=4, recipe=HIDDEN, on_gpu=False).exposed_s
+    )
+
+
+def test_what_hides_under_the_next_forward_costs_compute() -> None:
+    costly = replace(HIDDEN, overlap_cost=0.5)
+    free = traffic(0, replicas=4, recipe=HIDDEN, first=0.1)
+    found = traffic(0, replicas=4, recipe=costly, first=0.1)
+    assert found.exposed_s == pytest.approx(free.exposed_s + 0.5 * 0.029)
+
+
+@pytest.mark.parametrize(("forward_s", "backward_s"), [(0.01, 0.02), (0.03, 0.03)])
+def test_the_next_forward_hides_what_the_buckets_one_by_one_let_it(
+    forward_s: float, backward_s: float
+) -> None:
+    count, sums = 100, 0.06
+    found = traffic(
+        0,
+        replicas=4,
+        recipe=HIDDEN,
+        first=1 / count,
+        units=np.array([float(count)]),
+        forward_s=np.array([forward_s]),
+        backward_s=np.array([backward_s]),
+    )
+    filled = [(index + 1) * backward_s / count for index in range(count)]
+    wanted = [(count - 1 - index) * forward_s / count for index in range(count)]
+    one_by_one = next_forward_wait_s(filled, [sums / count] * count, wanted)
+    # A bucket and its unit are the grain of the one, and nothing to the other.
+    assert found.exposed_s == pytest.approx(one_by_one, abs=2 * sums / count)
 
 
 @pytest.mark.parametrize(("chunks", "room"), [(1, 1.0), (2, 2.5), (4, 3.25)])

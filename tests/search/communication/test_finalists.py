@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from planner import plan, predict
+from planner import Cluster, plan, predict
+from planner.api import plan_graph
 from planner.errors import NoFeasiblePlanError
+from planner.request import PlanOptions
 from planner.schema import Plan
+from planner.schema.cluster import Link
+from tests.cost.made import device, hosts, uniform_graph
 
 _PLAIN = {"pp": 1, "tp": 1, "cp": 1, "dp_shard": 1}
 
@@ -66,6 +72,44 @@ def test_launchers_that_cannot_say_it_keep_the_library() -> None:
 def test_a_pin_says_which(name: str) -> None:
     made = _plan("local:4", pin={"replicas": name})
     assert made.strategy.communication.replicas.algorithm == name
+
+
+def _unlike(samples: int, **options: Any) -> Plan:
+    """Plan for four hosts of two devices, of which one has a slow interface."""
+    made = hosts((4, 2, device())).document
+    (alike,) = made.hosts
+    groups = tuple(
+        alike.model_copy(
+            update={
+                "name": f"host{index}",
+                "count": 1,
+                "nic": Link(bandwidth_bytes_per_s=rate, latency_s=0.0),
+            }
+        )
+        for index, rate in enumerate((2.5e8, 2e9, 2e9, 2e9))
+    )
+    cluster = Cluster.from_document(made.model_copy(update={"hosts": groups}))
+    pin = {**_PLAIN, "recompute": "none", "microbatch_size": samples // 8}
+    asked = PlanOptions(global_batch=samples, pin=pin, seed=0, **options)
+    return plan_graph(uniform_graph(16), cluster, asked)
+
+
+def test_sums_that_backward_leaves_go_on_beside_the_next_forward() -> None:
+    chosen = _unlike(512)
+    assert chosen.strategy.communication.replicas.algorithm != "library"
+    assert chosen.strategy.communication.buckets == "needed"
+    assert not chosen.not_runnable
+
+
+@pytest.mark.parametrize(
+    ("samples", "options"), [(8, {}), (512, {"grad_clip_norm": 1.0})]
+)
+def test_sums_are_waited_for_where_a_forward_hides_little_or_nothing(
+    samples: int, options: dict[str, Any]
+) -> None:
+    chosen = _unlike(samples, **options)
+    assert chosen.strategy.communication.replicas.algorithm != "library"
+    assert chosen.strategy.communication.buckets == "filled"
 
 
 def test_a_pin_without_plain_replicas_is_refused() -> None:
