@@ -2,13 +2,16 @@
 
 python -m benchmarks.elastic_stream
 python -m benchmarks.elastic_stream --full --out docs/results
+python -m benchmarks.elastic_stream --only plans
 
 The first prints, within five minutes: the share of jobs that each scheduler blocks on
 ElasticFlow's traces beside the figures of its authors' own simulation; the same
 schedulers at one cost of a resize, at three loads; the share of openb's GPUs that each
 placement rule allocates beside the published; schedulers for mixed types on Arena's
-jobs; and how fast the world is. --full adds seeds and traces. The traces are in
-MESHWRIGHT_DATA.
+jobs; what parallelism besides data parallelism is worth, on priced plans; and how fast
+the world is. --full adds seeds and traces. The traces are in MESHWRIGHT_DATA. Prices
+of plans are kept beside this file; delete benchmarks/data/elastic_prices.json.gz to
+compute them anew, in about five minutes.
 """
 
 from __future__ import annotations
@@ -35,6 +38,14 @@ from envs.elastic.costs import FreeResize, MeasuredOverheads, ReshardCost, Resiz
 from envs.elastic.env import ElasticStreamEnv
 from envs.elastic.pods import PodRoom, at_demand, read_nodes, read_pods
 from envs.elastic.pools import HostPool, Pools
+from envs.elastic.priced import (
+    PLAN_LIMITS,
+    PricedHosts,
+    PricedPlans,
+    plan_throughputs,
+    priced_hosts,
+    stand_in_job,
+)
 from envs.elastic.session import ElasticConfig, ElasticSession, ElasticSummary
 from envs.elastic.throughput import (
     ThroughputSource,
@@ -42,7 +53,9 @@ from envs.elastic.throughput import (
     check_one_source,
     elasticflow_throughputs,
 )
-from envs.elastic.traces import JobTrace, at_load, read_trace
+from envs.elastic.traces import JobTrace, at_load, read_trace, retimed
+from envs.stream.prices import PriceBook
+from planner.cluster import Cluster
 from planner.errors import MeshwrightError, StrategyError
 from policies.elastic.placement import PLACEMENT_RULES, fill, make_placement
 from policies.elastic.registry import ELASTIC_RULES, make_rule, play
@@ -76,6 +89,10 @@ _CHARGED: Mapping[str, ResizeCost] = {
 }
 #: openb's pods; those with types asked for, and those with more GPUs each.
 _PODS = ("default", "gpuspec33", "multigpu50")
+_PRICES = Path(__file__).parent / "data" / "elastic_prices.json.gz"
+#: Types that Arena's users asked for, by the pool of ours that takes their jobs.
+_ASKED = {"a100": ("a100", "a40"), "v100": ("v100", "a10")}
+_LOADS = (0.5, 1.0, 1.5)
 _SINGLE = tuple(name for name, rule in ELASTIC_RULES.items() if not rule.mixed)
 _MIXED = tuple(name for name, rule in ELASTIC_RULES.items() if rule.mixed)
 
@@ -86,11 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="more seeds and traces")
+    parser.add_argument("--only", choices=("all", "plans"), default="all")
     parser.add_argument("--out", type=Path, help="folder for a results file")
     options = parser.parse_args(arguments)
     try:
         lines = []
-        for line in _tables(_folder(), full=options.full):
+        for line in _tables(_folder(), full=options.full, only=options.only):
             print(line, flush=True)
             lines.append(line)
     except MeshwrightError as error:
@@ -111,14 +129,18 @@ def _folder() -> Path:
     return folder
 
 
-def _tables(folder: Path, *, full: bool) -> Iterator[str]:
+def _tables(folder: Path, *, full: bool, only: str) -> Iterator[str]:
     yield "# Elastic jobs of published traces"
     yield f"\n{cpu_name()}, {date.today()}."
+    if only == "plans":
+        yield from _by_plans(folder)
+        return
     source = elasticflow_throughputs(folder / "elasticflow" / "throughputs_A100")
     yield from _reproduced(folder / "elasticflow", source)
     yield from _by_load(folder / "elasticflow", source)
     yield from _placed(folder / "openb", full=full)
     yield from _mixed(folder / "arena", full=full)
+    yield from _by_plans(folder)
     yield from _speed(folder / "elasticflow", source)
 
 
@@ -175,16 +197,15 @@ def _by_load(folder: Path, source: ThroughputSource) -> Iterator[str]:
         "philly_103959 on 256 GPUs, times between submissions divided by the load, "
         "decisions at once, a resize costs 30 s + 4 GB at 2 GB/s a device.\n"
     )
-    loads = (0.5, 1.0, 1.5)
-    yield "| scheduler | " + " | ".join(f"load {load:g}" for load in loads) + " |"
-    yield "|---|" + "---|" * len(loads)
+    yield "| scheduler | " + " | ".join(f"load {load:g}" for load in _LOADS) + " |"
+    yield "|---|" + "---|" * len(_LOADS)
     trace = read_trace(folder / "philly_103959.csv", "elasticflow", source)
     cluster = (HostPool(kind="a100", hosts=32, devices=8),)
     check_one_source([source])
     for rule in _SINGLE:
         found = [
             _played(at_load(trace, load), source, cluster, rule, ReshardCost(), 0.0)[0]
-            for load in loads
+            for load in _LOADS
         ]
         yield (
             f"| {rule} | " + " | ".join(f"{100 * s.blocked:.1f}" for s in found) + " |"
@@ -245,6 +266,100 @@ def _mixed(folder: Path, *, full: bool) -> Iterator[str]:
                 f"{summary.mean_jct_s:.0f} | {100 * summary.utilisation:.1f} | "
                 f"{1e3 * spent_s / summary.decisions:.1f} |"
             )
+
+
+def _by_plans(folder: Path) -> Iterator[str]:
+    yield "\n## Blocked, in per cent, by the plans that jobs may have\n"
+    yield (
+        "All throughputs are the planner's prices; with its best plan a job takes as "
+        "long as in the trace on the devices asked for. A job that no plan fits is "
+        "blocked, and counted in brackets. A resize costs 30 s + 4 GB at 2 GB/s a "
+        "device. elasticflow knows one type: jobs that asked for A100 or A40 are on "
+        "the A100, the others on the V100.\n"
+    )
+    yield "| jobs | scheduler | load | whole replicas | ZeRO, too | all plans |"
+    yield "|---|---|---|---|---|---|"
+    book = PriceBook(_PRICES, shipped=False)
+    source = elasticflow_throughputs(folder / "elasticflow" / "throughputs_A100")
+    trace = read_trace(
+        folder / "elasticflow" / "philly_103959.csv", "elasticflow", source
+    )
+    hosts = {"a100": priced_hosts(Cluster.from_preset("dgx-a100-40", 8), kind="a100")}
+    for number in (32, 8):
+        pools = {"a100": HostPool(kind="a100", hosts=number, devices=8)}
+        name = f"{trace.name}, {8 * number} A100"
+        yield from _plan_rows(name, trace, source, hosts, pools, "elasticflow", book)
+    source = arena_throughputs(folder / "arena" / "optimal_iter_time_s.csv")
+    trace = read_trace(folder / "arena" / "simulate_trace_pai.csv", "arena", source)
+    hosts = {
+        "a100": priced_hosts(
+            Cluster.from_preset("dgx-a100-40", 8), kind="a100", devices=4
+        ),
+        "v100": priced_hosts(Cluster.from_preset("dgx2-v100", 8), kind="v100"),
+    }
+    pools = {
+        "a100": HostPool(kind="a100", hosts=20, devices=4),
+        "v100": HostPool(kind="v100", hosts=5, devices=16),
+    }
+    for rule in ("elasticflow", "sia-like"):
+        name = "Arena's pai, 80 A100 + 80 V100"
+        yield from _plan_rows(name, trace, source, hosts, pools, rule, book)
+    book.save()
+
+
+def _plan_rows(
+    name: str,
+    trace: JobTrace,
+    measured: ThroughputSource,
+    hosts: Mapping[str, tuple[PricedHosts, ...]],
+    pools: Mapping[str, HostPool],
+    rule: str,
+    book: PriceBook,
+) -> Iterator[str]:
+    """Yield a row a load: jobs blocked with each limit of plans.
+
+    A scheduler of one type has each pool, and the jobs that asked for it, for itself.
+    """
+    asked = [trace.models[model] for model in sorted(set(trace.model.tolist()))]
+    degrees = [degree for degree in measured.degrees if degree <= 64]
+    every = [host for kind in hosts.values() for host in kind]
+    jobs = [stand_in_job(key) for key in asked]
+    priced = plan_throughputs(jobs, every, degrees, book=book)
+    longs = retimed(trace, measured, priced)
+    apart = len(pools) > 1 and not ELASTIC_RULES[rule].mixed
+    groups = [(kind,) for kind in pools] if apart else [tuple(pools)]
+    for load in _LOADS:
+        cells = []
+        for limit in PLAN_LIMITS:
+            blocked = unfit = 0
+            for kinds in groups:
+                mine = [host for kind in kinds for host in hosts[kind]]
+                source = plan_throughputs(jobs, mine, degrees, plans=limit, book=book)
+                cluster = tuple(pools[kind] for kind in kinds)
+                here = at_load(longs, load)
+                here = _asking(here, kinds) if apart else here
+                lost, unable = _blocked(here, source, cluster, rule)
+                blocked, unfit = blocked + lost + unable, unfit + unable
+            cells.append(f"{100 * blocked / len(trace):.1f} ({unfit})")
+        yield f"| {name} | {rule} | {load:g} | " + " | ".join(cells) + " |"
+
+
+def _asking(trace: JobTrace, kinds: Sequence[str]) -> JobTrace:
+    """Jobs whose users asked for one of some types, or for what they stand for."""
+    wanted = {asked for kind in kinds for asked in _ASKED[kind]}
+    return trace.take(
+        np.array([job for job in range(len(trace)) if trace.kind[job] in wanted])
+    )
+
+
+def _blocked(
+    trace: JobTrace, source: PricedPlans, cluster: Pools, rule: str
+) -> tuple[int, int]:
+    """Jobs that a scheduler blocks, and further jobs that no plan fits."""
+    able = (source.rates().max(axis=(1, 2, 3)) > 0.0)[trace.model]
+    fitting = trace.take(np.flatnonzero(able))
+    summary, _ = _played(fitting, source, cluster, rule, ReshardCost(), 0.0)
+    return summary.declined + summary.late, int((~able).sum())
 
 
 def _speed(folder: Path, source: ThroughputSource) -> Iterator[str]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from planner.errors import StrategyError
 
 __all__ = [
+    "EXECUTOR_RESIZE",
     "Change",
     "FailureLaw",
     "FreeResize",
@@ -57,13 +58,16 @@ class ReshardCost:
         restart_s: Time from the end of the old processes to the first new step.
         checkpoint_bytes: Bytes of a model's checkpoint, by the model's name.
         default_bytes: Bytes of other models.
-        bytes_per_s: Rate at which each device reads its part.
+        bytes_per_s: Rate at which each device reads its part, for a cluster of GPUs
+            that of its link to the storage.
+        source: Where the figures are from.
     """
 
     restart_s: float = 30.0
     checkpoint_bytes: Mapping[str, float] = field(default_factory=dict)
     default_bytes: float = 4e9
     bytes_per_s: float = 2e9
+    source: str = "assumptions: a restart, and a link of 16 Gb/s a device"
 
     def __post_init__(self) -> None:
         if self.restart_s < 0.0 or self.default_bytes < 0.0 or self.bytes_per_s <= 0.0:
@@ -83,6 +87,17 @@ class ReshardCost:
         )
         stall = self.restart_s + size / (self.bytes_per_s * change.degree)
         return np.where(change.changed, stall, 0.0)
+
+
+#: A resize of processes of one machine by our own executors. GPUs of a cluster read
+#: over links of their own: give the rate of those.
+EXECUTOR_RESIZE = ReshardCost(
+    restart_s=52.8,
+    default_bytes=1.5e9,
+    bytes_per_s=8.07e7,
+    source="benchmarks/elastic_resize.py, GPT-2 from 4 gloo processes to 2 and back, "
+    "2 cores of an AMD EPYC that other work used as well, 2026-11-27",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

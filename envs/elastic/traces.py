@@ -23,6 +23,7 @@ __all__ = [
     "TraceFormat",
     "at_load",
     "read_trace",
+    "retimed",
     "window",
 ]
 
@@ -233,6 +234,83 @@ def at_load(
         return trace.take(np.arange(len(trace)), trace.submit_s / load)
     kept = np.random.default_rng(seed).random(len(trace)) < load
     return trace.take(np.flatnonzero(kept))
+
+
+def retimed(
+    trace: JobTrace, measured: ThroughputSource, source: ThroughputSource
+) -> JobTrace:
+    """Return the trace for another source, with jobs that take as long as they did.
+
+    Iterations are changed so that a job has the same running time on the devices asked
+    for. Where the two sources do not both know that number, it is the nearest that both
+    know of one type. The load is then the trace's own, and what differs is how jobs get
+    faster with more devices.
+
+    Args:
+        trace: The trace, read with ``measured``.
+        measured: Throughputs of the trace.
+        source: Throughputs of the new trace, of every model that has jobs.
+
+    Raises:
+        StrategyError: If the trace was not read with ``measured``, or a model has no
+            number of devices that both sources know.
+        UnknownNameError: If ``source`` lacks a model.
+    """
+    if trace.models != measured.models:
+        raise StrategyError(
+            f"trace {trace.name} was read with other models than {measured.name} has; "
+            "give the source that it was read with"
+        )
+    known = {key: number for number, key in enumerate(source.models)}
+    old, new = _common(measured, source)
+    degrees = sorted(set(measured.degrees) & set(source.degrees))
+    model = np.zeros_like(trace.model)
+    iterations = trace.iterations.copy()
+    for job, before in enumerate(trace.model.tolist()):
+        key = trace.models[before]
+        if key not in known:
+            raise UnknownNameError(
+                f"model in {source.name}:", str(key), map(str, known)
+            )
+        model[job] = known[key]
+        both = (old[before] > 0.0) & (new[known[key]] > 0.0)
+        if not both.any():
+            raise StrategyError(
+                f"{key} has no device type and number that {measured.name} and "
+                f"{source.name} both know; give a source of more, or leave it out"
+            )
+        far = np.abs(
+            np.searchsorted(degrees, trace.gpus[job]) - np.arange(len(degrees))
+        )
+        kind, at = np.unravel_index(
+            np.argmin(np.where(both, far, len(degrees))), both.shape
+        )
+        iterations[job] *= new[known[key], kind, at] / old[before, kind, at]
+    return replace(trace, models=source.models, model=model, iterations=iterations)
+
+
+def _common(
+    measured: ThroughputSource, source: ThroughputSource
+) -> tuple[Floats, Floats]:
+    """Packed throughputs of the types and numbers that two sources both know.
+
+    Shapes [models, kinds, degrees]; spread ones where a source has no packed one.
+    """
+    kinds = [kind for kind in measured.kinds if kind in source.kinds]
+    degrees = sorted(set(measured.degrees) & set(source.degrees))
+    if not kinds or not degrees:
+        raise StrategyError(
+            f"{measured.name} and {source.name} have no device type and number in "
+            "common; name types alike"
+        )
+    found = []
+    for one in (measured, source):
+        rates = one.rates()
+        packed = np.where(rates[..., 0] > 0.0, rates[..., 0], rates[..., 1])
+        types = [one.kinds.index(kind) for kind in kinds]
+        numbers = [one.degrees.index(degree) for degree in degrees]
+        found.append(packed[:, types][:, :, numbers])
+    return found[0], found[1]
 
 
 def window(trace: JobTrace, first: int, jobs: int) -> JobTrace:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from planner.capture import capture, load_model, read_profile
+from planner.capture import capture, load_config, load_model, read_profile
 from planner.capture.inputs import InputShape
 from planner.errors import CaptureError, StrategyError
 from planner.graph import ModelGraph
@@ -44,6 +46,8 @@ class JobType:
         steps: Steps of a job of usual size.
         seq_len: Tokens in a sample; None for the model's own.
         graph: The model, if it has been read already.
+        config: Fields of a transformers config, which then describe the model in place
+            of the reference; see :func:`planner.capture.load_config`.
     """
 
     name: str
@@ -52,6 +56,7 @@ class JobType:
     steps: int
     seq_len: int | None = None
     graph: ModelGraph | None = None
+    config: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or self.steps < 1:
@@ -69,6 +74,8 @@ class JobType:
         """
         if self.graph is not None:
             return self.graph
+        if self.config is not None:
+            return _read_config(_text(self.config), self.name, self.seq_len)
         return _read(self.ref, self.seq_len)
 
     @property
@@ -79,10 +86,22 @@ class JobType:
             what = fingerprint_bytes(
                 json.dumps(self.graph.to_dict(), sort_keys=True).encode()
             )
+        elif self.config is not None:
+            what = fingerprint_bytes(_text(self.config).encode())
         elif self.ref.endswith(".txt"):
             what = fingerprint_bytes(_profile_bytes(Path(self.ref)))
         text = f"{what}|{self.global_batch}|{self.seq_len}"
         return fingerprint_bytes(text.encode())
+
+
+def _text(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True)
+
+
+@lru_cache(maxsize=64)
+def _read_config(text: str, name: str, seq_len: int | None) -> ModelGraph:
+    loaded = load_config(json.loads(text), name=name, seq_len=seq_len)
+    return capture(loaded, None, dtype="bfloat16")
 
 
 def _profile_bytes(path: Path) -> bytes:

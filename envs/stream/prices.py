@@ -23,11 +23,18 @@ from envs.ramp.graphs import OpGraph, model_op_graph
 from envs.stream.jobs import JobType
 from envs.stream.network import HostKind, Shape, sub_cluster
 from planner.cost import CostModel, PricingContext
+from planner.cost.constants import Calibration
 from planner.errors import PlanFileError
+from planner.measurements.store import (
+    CalibrationChoice,
+    calibrated_recipe,
+    choose_calibration,
+)
 from planner.schema import Precision
 from planner.schema.base import fingerprint_bytes, write_atomically
 from planner.schema.cluster import DeviceType, Link, MeasuredCollective
 from planner.search import Candidate, Request, get_partitioner
+from planner.space import Pin, normalize_pins
 
 __all__ = [
     "SHIPPED",
@@ -72,14 +79,21 @@ class PlanPrice:
 
 
 def _context(
-    job: JobType, kind: HostKind, shape: Shape, link: Link | None
+    job: JobType,
+    kind: HostKind,
+    shape: Shape,
+    link: Link | None,
+    calibration: CalibrationChoice,
 ) -> PricingContext:
-    graph = job.read_graph()
+    graph, cluster = job.read_graph(), sub_cluster(kind, shape, link)
+    fitted = choose_calibration(calibration, cluster)
     return PricingContext(
         graph=graph,
-        cluster=sub_cluster(kind, shape, link),
+        cluster=cluster,
         order=np.arange(shape.devices, dtype=np.int64),
         precision=_DTYPES.get(graph.dtype, Precision()),
+        recipe=calibrated_recipe("torch", fitted),
+        calibration=fitted,
     )
 
 
@@ -89,6 +103,8 @@ def price_plan(
     shape: Shape,
     between: Link | None,
     collectives: tuple[MeasuredCollective, ...] = (),
+    pins: Mapping[str, Pin] | None = None,
+    calibration: CalibrationChoice = None,
 ) -> PlanPrice | None:
     """Search the best plan and price it; None if none uses all devices and fits.
 
@@ -102,12 +118,16 @@ def price_plan(
         shape: Devices that the plan must use.
         between: Link between the hosts.
         collectives: Measured collectives.
+        pins: Knobs that the plan must have, as :func:`planner.plan` takes them.
+        calibration: Fitted constants, likewise; None for those of the device's
+            document.
     """
-    base = _context(job, kind, shape, between)
+    base = _context(job, kind, shape, between, calibration)
     alone = sub_cluster(kind, shape, between, collectives=collectives)
     request = Request(
         context=replace(base, cluster=alone),
         global_batch=job.global_batch,
+        pins=normalize_pins(pins or {}),
         evaluation_budget=_EVALUATIONS,
     )
     found = [
@@ -170,7 +190,7 @@ SHIPPED = Path(__file__).parent / "data" / "prices.json.gz"
 
 _VERSION = 1
 #: Fields that prices do not depend on: names, sources, and a field that only fitted
-#: constants use (:mod:`planner.cost.kernels.shapes`); these prices have none.
+#: constants use (:mod:`planner.cost.kernels.shapes`); see ``_calibrated``.
 _IGNORED = {"name", "source", "processors"}
 
 
@@ -181,6 +201,14 @@ def _key(*parts: Any) -> str:
 def _numbers(document: DeviceType | Link | None) -> dict[str, Any] | None:
     """Return the fields of a document that a price depends on."""
     return None if document is None else document.model_dump(exclude=_IGNORED)
+
+
+def _calibrated(choice: CalibrationChoice, device: DeviceType) -> list[Any]:
+    """Return what a price with fitted constants depends on besides; nothing without."""
+    if choice in (None, "none"):
+        return []
+    name = choice.name if isinstance(choice, Calibration) else os.fspath(choice or "")
+    return ["calibration", name, device.processors]
 
 
 class PriceBook:
@@ -219,6 +247,8 @@ class PriceBook:
         shape: Shape,
         between: Link | None,
         collectives: tuple[MeasuredCollective, ...] = (),
+        pins: Mapping[str, Pin] | None = None,
+        calibration: CalibrationChoice = None,
     ) -> PlanPrice | None:
         """Return the price of :func:`price_plan`."""
         alone = shape.hosts == 1
@@ -231,9 +261,19 @@ class PriceBook:
             (shape.hosts, shape.per_host, *(["frugal"] if shape.frugal else [])),
             None if alone else _numbers(between),
             [c.model_dump() for c in collectives] if alone else [],
+            *([dict(pins)] if pins else []),
+            *_calibrated(calibration, kind.device),
         )
         if key not in self._entries:
-            made = price_plan(job, kind, shape, None if alone else between, collectives)
+            made = price_plan(
+                job,
+                kind,
+                shape,
+                None if alone else between,
+                collectives,
+                pins,
+                calibration,
+            )
             self._entries[key] = None if made is None else asdict(made)
             self._changed = True
         entry = self._entries[key]

@@ -66,11 +66,11 @@ def _add(
 
 
 @inner
-def _level(degrees: Index, levels: int, devices: int) -> int:
-    """Return the largest level that some devices allow; -1 if none."""
+def _level(degrees: Index, rates: Floats, levels: int, devices: int) -> int:
+    """Return the largest level at which a job runs on some devices; -1 if none."""
     found = -1
     for level in range(levels):
-        if degrees[level] <= devices:
+        if degrees[level] <= devices and rates[level] > 0.0:
             found = level
     return found
 
@@ -95,7 +95,7 @@ def _lowest(
     for level in range(levels):
         done = 0.0
         for index in range(last - 1, start - 1, -1):
-            at = min(level, _level(degrees, levels, free[index]))
+            at = _level(degrees, rates, level + 1, free[index])
             if at < 0:
                 continue
             until = due if index == last - 1 else times[index + 1]
@@ -130,7 +130,7 @@ def _use(
     """
     for index in range(start, count):
         most = level if index >= since else level - 1
-        at = min(most, _level(degrees, level + 1, free[index]))
+        at = _level(degrees, rates, most + 1, free[index])
         if at < 0:
             continue
         plan[index] = degrees[at]
@@ -433,7 +433,11 @@ def expand_shares(
         best, best_gain, best_runs = -1, np.inf, 0
         for job in range(len(runs)):
             held = devices[job, 0] if starts[job, 0] == times[0] else 0
-            level = _level(jobs.degrees, jobs.levels[job], held) + 1
+            rates = jobs.rates[job]
+            level = _level(jobs.degrees, rates, jobs.levels[job], held) + 1
+            # A large model runs on no few devices.
+            while level < jobs.levels[job] and rates[level] == 0.0:
+                level += 1
             first = held == 0 and best_gain == -np.inf
             if level >= jobs.levels[job] or first:
                 continue
@@ -498,7 +502,7 @@ def earliest_deadline_plans(
     for job in range(len(left)):
         rest, end = left[job], np.inf
         for index in range(count):
-            at = _level(degrees, levels[job], free[index])
+            at = _level(degrees, rates[job], levels[job], free[index])
             plan[index] = 0 if at < 0 else degrees[at]
             if at < 0:
                 continue

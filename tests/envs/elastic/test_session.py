@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.elastic.costs import FailureLaw, MeasuredOverheads, ReshardCost
+from envs.elastic.costs import (
+    EXECUTOR_RESIZE,
+    Change,
+    FailureLaw,
+    MeasuredOverheads,
+    ReshardCost,
+)
 from envs.elastic.pools import HostPool
 from envs.elastic.session import Allocation, ElasticSession, Fate
 from planner.errors import StrategyError
@@ -65,6 +71,16 @@ def test_reshard_costs_restart_and_bytes() -> None:
     assert one.left[0] == 28.0
     one.apply(_give())  # nothing changed, nothing charged
     assert one.end_s[0] == 38.0
+
+
+def test_cost_of_own_executors_is_measured() -> None:
+    found = EXECUTOR_RESIZE.stall_s(
+        Change(("gpt2", "gpt2"), np.array([2, 4]), np.array([True, False]), 0, 4)
+    )
+    # 52.8 s, and 1.5 GB in two parts.
+    assert found.tolist() == pytest.approx([52.8 + 1.5e9 / (2 * 8.07e7), 0.0])
+    assert "2026" in EXECUTOR_RESIZE.source
+    assert "assumption" in ReshardCost().source
 
 
 def test_measured_overheads_are_charged_at_each_decision() -> None:
