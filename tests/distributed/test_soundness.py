@@ -99,8 +99,8 @@ def _drifting(plan_json: str, fqn: str, rank: int, options: dict[str, Any]) -> s
     """A weight drifts on one rank after the second step."""
     step = Trainer.step
 
-    def stepped(trainer: Trainer, batch: Any) -> StepResult:
-        result = step(trainer, batch)
+    def stepped(trainer: Trainer, batch: Any, **options: Any) -> StepResult:
+        result = step(trainer, batch, **options)
         if trainer.done == 2 and dist.get_rank() == rank:
             _shift(trainer, fqn)
         return result
