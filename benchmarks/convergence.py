@@ -454,18 +454,35 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     from matplotlib import pyplot
 
     names = list(dict.fromkeys(one.task for one in curves))
-    figure, axes = pyplot.subplots(1, len(names), figsize=(5 * len(names), 3.6))
+    methods = dict.fromkeys(one.method for one in curves)
+    # Ten colours, solid for the first ten methods, dashed and dotted for the next.
+    styles = {
+        method: {"color": f"C{at % 10}", "linestyle": ("-", "--", ":")[at // 10 % 3]}
+        for at, method in enumerate(methods)
+    }
+    figure, axes = pyplot.subplots(
+        1, len(names), figsize=(4.6 * len(names) + 1.6, 4.2), layout="constrained"
+    )
+    lines = {}
     for name, axis in zip(names, np.atleast_1d(axes), strict=True):
-        own = [one for one in curves if one.task == name]
-        for method in dict.fromkeys(one.method for one in own):
-            runs = [one for one in own if one.method == method]
+        for method, style in styles.items():
+            runs = [c for c in curves if (c.task, c.method) == (name, method)]
+            if not runs:
+                continue
             losses = np.mean([one.losses for one in runs], axis=0)
             samples = np.array(runs[0].steps) * TASKS[name].batch
-            axis.plot(samples, losses, label=method, linewidth=1.4)
+            (lines[method],) = axis.plot(samples, losses, linewidth=1.4, **style)
         axis.set(title=name, xlabel="samples", ylabel="held-out loss", yscale="log")
+        for which in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+            which(mpl.ticker.LogFormatter(minor_thresholds=(2, 0.5)))
         axis.spines[["top", "right"]].set_visible(False)
-    np.atleast_1d(axes)[-1].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
+    figure.legend(
+        list(lines.values()),
+        list(lines),
+        loc="outside right upper",
+        frameon=False,
+        fontsize=8,
+    )
     figure.savefig(path, metadata={"Date": None})
 
 
@@ -482,7 +499,8 @@ number of samples that exact training needs over that of the method, to the lowe
 that both reach. The last columns are predicted steps of GPT-2 XL with 8 copies under
 the preset itself; here periods are shorter, since runs are:
 {", ".join(f"`{pin}`" for pin in _SHORT.values())}. With 8 copies `ist` uses 8
-devices; others use all, of which a copy has several.
+devices; others use all, of which a copy has several. Methods that refuse a task's
+model or optimizer are left out of it.
 
 ![Held-out loss over samples](../figures/convergence.svg)"""
     ]
