@@ -19,7 +19,10 @@ __all__ = [
 ]
 
 #: Subcommands of train and evaluate.
-WORLDS = ("partition", "job-stream", "job-stream-world")
+WORLDS = {
+    "train": ("partition", "job-stream", "job-stream-world", "elastic"),
+    "evaluate": ("partition", "job-stream", "job-stream-world"),
+}
 
 RunFolder = Annotated[
     str,

@@ -136,8 +136,8 @@ def _load(name: str) -> type[_Command]:
 def _check_world(name: str, world: str) -> None:
     from planner.cli.learning import WORLDS
 
-    if world not in WORLDS:
-        raise UnknownNameError(f"world of {name}", world, WORLDS)
+    if world not in WORLDS[name]:
+        raise UnknownNameError(f"world of {name}", world, WORLDS[name])
 
 
 class _Progress(logging.Handler):

@@ -1,4 +1,4 @@
-"""The commands ``meshwright train``: partition, job-stream, job-stream-world."""
+"""The commands ``meshwright train``: partition, job-stream(-world), elastic."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TrainCommand",
+    "TrainElastic",
     "TrainJobStream",
     "TrainJobStreamWorld",
     "TrainPartition",
@@ -188,6 +189,46 @@ class TrainJobStreamWorld(_StreamTraining):
         watched.report(self.out, as_json=self.json)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainElastic:
+    """Train a network that chooses which elastic jobs start, on ElasticFlow's traces.
+
+    The traces are in the folder traces/elasticflow of MESHWRIGHT_DATA.
+    """
+
+    out: RunFolder
+    config: OptionalFile = None
+    """JSON file of settings that differ from the defaults."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        """Train, and print the result on the validation windows."""
+        require_learning()
+        from policies.elastic.training import ElasticTrainConfig, train_elastic
+        from policies.run_folder import read_settings
+
+        config = ElasticTrainConfig()
+        if self.config is not None:
+            config = read_settings(self.config, config)
+        with progress(config.generations, "generation") as bar:
+            made = train_elastic(
+                config,
+                self.out,
+                watch=lambda *told: bar.update(told[1] - bar.n),
+            )
+        found = made.validated_on
+        if self.json:
+            emit_json({"policy": f"{self.out}/policy", "validated_on": found})
+            return
+        note(f"wrote {self.out}/policy")
+        rows = [
+            ("cheapest-first", f"{100 * found['rule_blocked']:.1f} %"),
+            ("the network", f"{100 * found['blocked']:.1f} %"),
+        ]
+        emit_table((f"on {found['trace']}", "blocked"), rows)
+
+
 class _Watched:
     """Progress bars of a training run, and the gains of the policy it returns.
 
@@ -235,6 +276,7 @@ _World = (
         TrainJobStreamWorld,
         tyro.conf.subcommand("job-stream-world", prefix_name=False),
     ]
+    | Annotated[TrainElastic, tyro.conf.subcommand("elastic", prefix_name=False)]
 )
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from envs.elastic.session import Allocation, ElasticSession
 from planner.errors import UnknownNameError
+from policies.elastic.cheapest import CheapestFirst
 from policies.elastic.mixed import ArenaLike, Assignment
 from policies.elastic.rules import EarliestDeadline, ElasticFlow, Gandiva, Tiresias
 
@@ -78,6 +79,11 @@ ELASTIC_RULES: Mapping[str, Rule] = {
     "elasticflow-published": Rule(
         make=lambda: ElasticFlow(greedy="most", together=True),
         source="pkusys/ElasticFlow, commit 04a0109, scheme ef-accessctrl",
+        promises=True,
+    ),
+    "cheapest-first": Rule(
+        make=CheapestFirst,
+        source="own; jobs are chosen as in Moore 1968",
         promises=True,
     ),
     "gavel-like": Rule(

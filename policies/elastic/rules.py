@@ -18,13 +18,20 @@ from policies.elastic.reservations import (
     minimum_shares,
 )
 
-__all__ = ["EarliestDeadline", "ElasticFlow", "Gandiva", "Tiresias"]
+__all__ = [
+    "EarliestDeadline",
+    "ElasticFlow",
+    "Gandiva",
+    "Levels",
+    "Tiresias",
+    "one_kind",
+]
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
-def _one_kind(session: ElasticSession, name: str) -> int:
+def one_kind(session: ElasticSession, name: str) -> int:
     """Return the capacity of a cluster of one type.
 
     Raises:
@@ -38,7 +45,7 @@ def _one_kind(session: ElasticSession, name: str) -> int:
     return int(session.capacity[0])
 
 
-class _Levels:
+class Levels:
     """Degrees that each model can use, of one device type."""
 
     def __init__(self, session: ElasticSession, capacity: int, peak: bool) -> None:
@@ -66,13 +73,13 @@ class EarliestDeadline:
 
     def __init__(self, admit: bool = False) -> None:
         self._admit = admit
-        self._levels: _Levels | None = None
+        self._levels: Levels | None = None
 
     def decide(self, session: ElasticSession) -> Allocation:
         """Return what the jobs get now."""
-        capacity = _one_kind(session, "EDF")
+        capacity = one_kind(session, "EDF")
         if self._levels is None:
-            self._levels = _Levels(session, capacity, peak=False)
+            self._levels = Levels(session, capacity, peak=False)
         new = session.new if self._admit else session.alive[:0]
         old = np.setdiff1d(session.alive, new, assume_unique=True)
         given = self._plan(session, old, capacity)[0]
@@ -143,13 +150,13 @@ class ElasticFlow:
     ) -> None:
         self._sign = 1.0 if greedy == "least" else -1.0
         self._together = together
-        self._levels: _Levels | None = None
+        self._levels: Levels | None = None
 
     def decide(self, session: ElasticSession) -> Allocation:
         """Return what the jobs get now."""
-        capacity = _one_kind(session, "ElasticFlow")
+        capacity = one_kind(session, "ElasticFlow")
         if self._levels is None:
-            self._levels = _Levels(session, capacity, peak=True)
+            self._levels = Levels(session, capacity, peak=True)
         new = session.new
         jobs = np.setdiff1d(session.alive, new, assume_unique=True)
         taken, declined = new[:0], new[:0]
@@ -183,7 +190,7 @@ class _Reservations:
     """Minimum satisfactory shares of jobs, the earliest deadline first."""
 
     def __init__(
-        self, session: ElasticSession, jobs: Index, capacity: int, levels: _Levels
+        self, session: ElasticSession, jobs: Index, capacity: int, levels: Levels
     ) -> None:
         trace = session.config.trace
         self._session = session
@@ -257,7 +264,7 @@ class Tiresias:
 
     def decide(self, session: ElasticSession) -> Allocation:
         """Return what the jobs get now."""
-        free = _one_kind(session, "Tiresias")
+        free = one_kind(session, "Tiresias")
         jobs, trace = session.alive, session.config.trace
         queue = np.searchsorted(
             self._limits_s, session.served_s[jobs] + 1e-6, side="right"
@@ -312,7 +319,7 @@ class Gandiva:
 
     def decide(self, session: ElasticSession) -> Allocation:
         """Return what the jobs get now."""
-        free = _one_kind(session, "Gandiva")
+        free = one_kind(session, "Gandiva")
         # Groups are of hosts; what is dead of one is noticed when jobs are run.
         capacity = int(session.room.size.sum())
         coming = bool((session.fate == Fate.AHEAD).any())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
+
 import numpy as np
 
 from envs.elastic.costs import FreeResize
@@ -55,3 +58,20 @@ def session(
         "cost": FreeResize(),
     }
     return ElasticSession(ElasticConfig(**{**fields, **options}))  # type: ignore[arg-type]
+
+
+def write_traces(folder: Path) -> Path:
+    """Two small traces in ElasticFlow's format, and throughputs of a model."""
+    rates = folder / "throughputs_A100"
+    rates.mkdir(parents=True)
+    (rates / "net.csv").write_text("global_batch_size,1,2,4,8\n64,1.0,1.9,3.4,5.0\n")
+    random = np.random.default_rng(0)
+    for name in ("one", "two"):
+        lines = ["job_id,submission_time,deadline,num_iteration,model_name,batch_size,"]
+        lines[0] += "num_gpu,duration"
+        for number, at in enumerate(np.sort(random.uniform(0, 400, 60))):
+            due, left = at + random.uniform(100, 900), random.uniform(100, 2000)
+            lines.append(f"{number},{at},{due},{left},net,64,1,{left}")
+        with gzip.open(folder / f"{name}.csv.gz", "wt") as file:
+            file.write("\n".join(lines) + "\n")
+    return folder
