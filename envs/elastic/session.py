@@ -256,7 +256,8 @@ class ElasticSession:
         trace, seen = self.config.trace, self.fate != Fate.AHEAD
         done = self.fate == Fate.DONE
         declined = int((self.fate == Fate.DECLINED).sum())
-        late = int(self.late.sum())
+        # One that was declined after its deadline counts once.
+        late = int((self.late & (self.fate != Fate.DECLINED)).sum())
         jobs = int(seen.sum())
         broken = np.flatnonzero(self.late & self._promised)
         jct = (self.end_s - trace.submit_s)[done & np.isfinite(self.end_s)]

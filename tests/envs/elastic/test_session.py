@@ -127,6 +127,16 @@ def test_declined_job_is_blocked_without_being_late() -> None:
     assert one.fate.tolist() == [Fate.DECLINED, Fate.DONE]
 
 
+def test_job_that_is_declined_after_its_deadline_is_blocked_once() -> None:
+    one = session((0, 10, 30, 1), (20, 100, 10, 1))
+    one.apply(_give())
+    assert one.now_s == 10.0
+    one.apply(_give(declined=_jobs(0)))
+    one.apply(_give((1, 1)))
+    found = one.summary()
+    assert (found.declined, found.late, found.blocked) == (1, 0, 0.5)
+
+
 def test_job_that_is_never_run_is_late() -> None:
     one = session((0, 10, 5, 1))
     while not one.over:
