@@ -111,7 +111,8 @@ def _solve(options: _Options, gain: Floats, jobs: int, capacity: Index) -> Index
         ],
         integrality=np.ones(count),
         bounds=(0.0, 1.0),
-        options={"mip_rel_gap": 0.01, "time_limit": 5.0},
+        # A limit of time would make decisions depend on the machine.
+        options={"mip_rel_gap": 0.01, "node_limit": 1000},
     )
     if found.x is None:
         return np.zeros(0, dtype=np.int64)
