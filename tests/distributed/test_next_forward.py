@@ -269,7 +269,7 @@ def _step(replicas: BucketedReplicas, adam: torch.optim.Optimizer, step: int) ->
 
 
 def let_go() -> tuple[bool, bool]:
-    """Whether a first layer is computed while the last sum of the step before lasts."""
+    """Tell if a first layer is computed while the last sum of the step before lasts."""
     replicas, exchange = _layers(False, True)
     adam = torch.optim.AdamW(replicas.parameters(), lr=0.1)
     for step in range(3):
