@@ -209,7 +209,7 @@ class PricedPlans(ThroughputTable):
         memory_bytes: Memory of its fullest device, in the same shape.
     """
 
-    labels: NDArray[np.object_]
+    labels: NDArray[Any]
     memory_bytes: NDArray[np.float64]
 
 
