@@ -2,16 +2,16 @@
 
 python -m benchmarks.elastic_stream
 python -m benchmarks.elastic_stream --full --out docs/results
-python -m benchmarks.elastic_stream --only plans
+python -m benchmarks.elastic_stream --only plans [--prices FILE]
 
 The first prints, within five minutes: the share of jobs that each scheduler blocks on
 ElasticFlow's traces beside the figures of its authors' own simulation; the same
 schedulers at one cost of a resize, at three loads; the share of openb's GPUs that each
 placement rule allocates beside the published; schedulers for mixed types on Arena's
-jobs; what parallelism besides data parallelism is worth, on priced plans; and how fast
-the world is. --full adds seeds and traces. The traces are in MESHWRIGHT_DATA. Prices
-of plans are kept beside this file; delete benchmarks/data/elastic_prices.json.gz to
-compute them anew, in about five minutes.
+jobs; and how fast the world is. --full adds seeds and traces. The traces are in
+MESHWRIGHT_DATA. The last prints what parallelism besides data parallelism is worth, on
+plans that it prices first, in about five minutes; a file of --prices keeps the prices,
+for other runs of the same version of the cost model.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import itertools
 import os
 import sys
 import time
@@ -92,7 +93,6 @@ _CHARGED: Mapping[str, ResizeCost] = {
 }
 #: openb's pods; those with types asked for, and those with more GPUs each.
 _PODS = ("default", "gpuspec33", "multigpu50")
-_PRICES = Path(__file__).parent / "data" / "elastic_prices.json.gz"
 #: Types that Arena's users asked for, by the pool of ours that takes their jobs.
 _ASKED = {"a100": ("a100", "a40"), "v100": ("v100", "a10")}
 _LOADS = (0.5, 1.0, 1.5)
@@ -110,19 +110,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="more seeds and traces")
-    parser.add_argument("--only", choices=("all", "plans"), default="all")
+    parser.add_argument("--only", choices=("plans",), help="only what plans are worth")
+    parser.add_argument("--prices", type=Path, help="file that keeps prices of plans")
     parser.add_argument("--out", type=Path, help="folder for a results file")
     options = parser.parse_args(arguments)
     try:
         lines = []
-        for line in _tables(_folder(), full=options.full, only=options.only):
+        folder = _folder()
+        tables = (
+            _by_plans(folder, options.prices)
+            if options.only
+            else _tables(folder, full=options.full)
+        )
+        for line in itertools.chain(_head(), tables):
             print(line, flush=True)
             lines.append(line)
     except MeshwrightError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if options.out:
-        file = options.out / f"elastic_stream_{date.today()}.md"
+        name = "elastic_plans" if options.only else "elastic_stream"
+        file = options.out / f"{name}_{date.today()}.md"
         file.write_text("\n".join(lines) + "\n")
     return 0
 
@@ -136,19 +144,18 @@ def _folder() -> Path:
     return folder
 
 
-def _tables(folder: Path, *, full: bool, only: str) -> Iterator[str]:
+def _head() -> Iterator[str]:
     yield "# Elastic jobs of published traces"
     yield f"\n{cpu_name()}, {date.today()}."
-    if only == "plans":
-        yield from _by_plans(folder)
-        return
+
+
+def _tables(folder: Path, *, full: bool) -> Iterator[str]:
     source = elasticflow_throughputs(folder / "elasticflow" / "throughputs_A100")
     yield from _reproduced(folder / "elasticflow", source)
     yield from _by_load(folder / "elasticflow", source)
     yield from _promised(folder / "elasticflow", source, full=full)
     yield from _placed(folder / "openb", full=full)
     yield from _mixed(folder / "arena", full=full)
-    yield from _by_plans(folder)
     yield from _speed(folder / "elasticflow", source)
 
 
@@ -368,7 +375,7 @@ def _mixed(folder: Path, *, full: bool) -> Iterator[str]:
             )
 
 
-def _by_plans(folder: Path) -> Iterator[str]:
+def _by_plans(folder: Path, prices: Path | None) -> Iterator[str]:
     yield "\n## Blocked, in per cent, by the plans that jobs may have\n"
     yield (
         "All throughputs are the planner's prices; with its best plan a job takes as "
@@ -379,7 +386,7 @@ def _by_plans(folder: Path) -> Iterator[str]:
     )
     yield "| jobs | scheduler | load | whole replicas | ZeRO, too | all plans |"
     yield "|---|---|---|---|---|---|"
-    book = PriceBook(_PRICES, shipped=False)
+    book = PriceBook(prices, shipped=False)
     source = elasticflow_throughputs(folder / "elasticflow" / "throughputs_A100")
     trace = read_trace(
         folder / "elasticflow" / "philly_103959.csv", "elasticflow", source
