@@ -6,7 +6,7 @@ data parallelism: each wraps what the one before has made, and no other order co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,11 @@ from executors.strategies.blocks import (
 )
 from executors.strategies.chunked_head import ChunkedHead
 from executors.strategies.context import apply_context_parallel
-from executors.strategies.data_parallel import make_data_parallel, sum_shards
+from executors.strategies.data_parallel import (
+    casts_of_weights,
+    make_data_parallel,
+    sum_shards,
+)
 from executors.strategies.experts import shard_experts
 from executors.strategies.low_precision import multiply_in_float8
 from executors.strategies.narrow import narrow_layers
@@ -164,13 +168,25 @@ def parallelize(
     # and recomputation, inside of the all-gathers that data parallelism adds.
     head = _chunk_loss(model, strategy, place, units)
     again = [unit for unit in units if head is None or unit != head.name]
-    _compile_and_recompute(model, again, strategy.compile, recompute)
+    casts = casts_of_weights(model, strategy, place, units)
+    # Units that are computed again cast their weights again.
+    outer = recompute == "none" or (strategy.compile and recompute == "selective")
+    inner = None if outer else casts
+    _compile_and_recompute(model, again, strategy.compile, recompute, inner)
     if strategy.offload.activations:
         offload_activations(model, again, place.device)
+    if outer and casts is not None:
+        casts()
 
     # 5. Data parallelism: experts first, then units, then what is left.
     module = make_data_parallel(
-        model, strategy, place, units, experts, values.materialize
+        model,
+        strategy,
+        place,
+        units,
+        experts,
+        values.materialize,
+        cast=casts is not None,
     )
     values.materialize()
     return ParallelPart(
@@ -282,15 +298,23 @@ def _split_samples(
 
 
 def _compile_and_recompute(
-    model: nn.Module, units: Sequence[str], compiles: bool, recompute: Recompute
+    model: nn.Module,
+    units: Sequence[str],
+    compiles: bool,
+    recompute: Recompute,
+    casts: Callable[[], None] | None,
 ) -> None:
     """Compile blocks, inside of full recomputation and outside of selective.
+
+    Weights are cast, if that is to be done again in backward, between the two.
 
     Code of a block runs again as a whole; which of its ops are kept is for the compiler
     to decide.
     """
     if compiles and recompute != "selective":
         compile_blocks(model, units)
+    if casts is not None:
+        casts()
     outside = compiles and recompute == "selective"
     apply_recompute(model, units, recompute, compiled=outside)
     if outside:

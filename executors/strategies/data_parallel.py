@@ -2,10 +2,11 @@
 
 Replicas are DistributedDataParallel's where it can hold them, or in buckets of our own
 where a codec compresses their gradients or a send table sums them, else torch's
-``replicate``; shards are ``fully_shard``'s, and so are casts of what one device holds,
-and stages and tp parts whose replicas a send table sums. On GPUs the gather of a
-unit runs beside the computation of those before it: more units ahead hide longer
-gathers, and hold more weights.
+``replicate``; shards are ``fully_shard``'s, and so are stages and tp parts whose
+replicas a send table sums. Whole weights that nothing reduces are cast by
+:mod:`executors.strategies.casts`. On GPUs the gather of a unit runs beside the
+computation of those before it: more units ahead hide longer gathers, and hold more
+weights.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from executors.communication.buckets import (
 from executors.communication.tables import ShardSums, TableExchange
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
-from executors.strategies.casts import cast_inputs
+from executors.strategies.casts import can_cast_weights, cast_inputs, cast_weights
 from executors.strategies.compression import bucket_mb, compress_gradients
 from planner.plugins import load_object
 from planner.schema import Overlap, Precision, Strategy
@@ -45,6 +46,7 @@ from planner.schema.methods import MethodValue, method_of, read_method
 from planner.schema.nccl import nccl_environment
 
 __all__ = [
+    "casts_of_weights",
     "is_whole",
     "make_data_parallel",
     "set_prefetch",
@@ -67,6 +69,29 @@ def _whole(model: nn.Module) -> set[nn.Parameter]:
     return {parameter for parameter in model.parameters() if is_whole(parameter)}
 
 
+def casts_of_weights(
+    model: nn.Module, strategy: Strategy, place: ProcessMesh, units: Sequence[str]
+) -> Callable[[], None] | None:
+    """Work that lets a part cast its own weights; None if a wrapper does or none are.
+
+    Args:
+        model: The model, or one stage of it, split over tp and ep already.
+        strategy: Precision, and how replicas are kept equal.
+        place: Where this process stands.
+        units: FQNs of the part's pipeline units.
+    """
+    whole = place.size("shard") == 1 and strategy.offload.states != "parameters"
+    summed = place.reduces and not (
+        strategy.uses_own_buckets and not strategy.shards_by_table
+    )
+    if not _casts(strategy.precision) or not whole or summed:
+        return None
+    if strategy.asynchrony.unflushed or not can_cast_weights(model):
+        return None
+    dtype = _torch_dtype(strategy.precision.activation_dtype)
+    return partial(cast_weights, model, _untied_units(model, units), dtype)
+
+
 def make_data_parallel(
     model: nn.Module,
     strategy: Strategy,
@@ -74,6 +99,8 @@ def make_data_parallel(
     units: Sequence[str],
     experts: Sequence[str],
     fill: Callable[[], None],
+    *,
+    cast: bool = False,
 ) -> nn.Module:
     """Make replicas or shards of a part, or neither.
 
@@ -84,6 +111,7 @@ def make_data_parallel(
         units: FQNs of the part's pipeline units, in order of execution.
         experts: FQNs of the modules that hold experts.
         fill: Gives parameters their values; called before DDP looks at them.
+        cast: Whether the part casts its weights already.
 
     Returns:
         The module to call from then on.
@@ -93,9 +121,10 @@ def make_data_parallel(
         return model
     if not any(True for _ in model.parameters()):
         return model
-    if strategy.asynchrony.unflushed:
-        # Its replicas cast the weights that they stash.
+    if cast or strategy.asynchrony.unflushed:
+        # Replicas of asynchronous stages cast the weights that they stash.
         cast_inputs(model, units, _torch_dtype(strategy.precision.activation_dtype))
+    if strategy.asynchrony.unflushed or (cast and lone):
         return model
     if _shards_by_table(strategy, place):
         # Of shards of one replica each; a table averages them, see ``sum_shards``.
@@ -106,8 +135,7 @@ def make_data_parallel(
         return model
     if strategy.uses_own_buckets:
         fill()
-        if _casts(strategy.precision):
-            # Weights are cast and gradients widened as on a device that is alone.
+        if _casts(strategy.precision) and not cast:
             _fully_shard(model, strategy, place, units, experts, alone=True)
         return _in_own_buckets(model, strategy, place, units)
     if strategy.replicas_by_ddp:
@@ -387,6 +415,15 @@ def _wrapped_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
     Left to the root: units that share a parameter with another one, and units of
     vectors alone (norms), whose collective would cost more latency than it carries.
     """
+    return tuple(
+        unit
+        for unit in _untied_units(model, units)
+        if any(p.ndim > 1 for p in model.get_submodule(unit).parameters())
+    )
+
+
+def _untied_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
+    """Units that share no parameter with another one."""
     tied = {
         unit
         for group in tied_parameters(model)
@@ -394,12 +431,7 @@ def _wrapped_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
         if any(inside(name, unit) for name in group)
         and not all(inside(name, unit) for name in group)
     }
-    return tuple(
-        unit
-        for unit in units
-        if unit not in tied
-        and any(p.ndim > 1 for p in model.get_submodule(unit).parameters())
-    )
+    return tuple(unit for unit in units if unit not in tied)
 
 
 def set_prefetch(
