@@ -23,8 +23,10 @@ import tempfile
 import time
 import traceback
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import yaml
@@ -34,6 +36,8 @@ from planner import plan
 from planner.capture import load_model
 from planner.cluster import Cluster
 from planner.cluster.read import named_types
+from planner.cost.context import PricingContext
+from planner.request import make_context
 from planner.schema import Plan, Precision
 from planner.schema.cluster import ClusterDocument
 
@@ -170,9 +174,16 @@ def _figures(seconds: float, size: float) -> str:
     return f"{seconds * 1e3:7.1f} ms {size / 2**30:6.2f} GiB"
 
 
+def _with_hooks(*request: Any, **options: Any) -> PricingContext:
+    """Price the executors that were measured: hooks of ``fully_shard`` cast."""
+    context = make_context(*request, **options)
+    return replace(context, recipe=replace(context.recipe, own_casts=False))
+
+
 def predicted(case: dict[str, Any], cluster: Cluster) -> tuple[float, float]:
     """Seconds of a step, and bytes that its tensors take at most."""
-    said = make_plan(case, cluster).prediction
+    with patch("planner.request.make_context", _with_hooks):
+        said = make_plan(case, cluster).prediction
     # What context and allocator keep is no tensor's.
     return said.step_time_s, said.peak_memory_bytes - said.memory[0].reserve_bytes
 

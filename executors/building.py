@@ -330,8 +330,9 @@ def _stage_parts(
     built.tied = TiedSync(copies, inner, strategy, place)
     loss.head = next((p.head for p in built.parts.values() if p.head), None)
     modules = {index: part.module for index, part in built.parts.items()}
+    casts = {index: part.casts for index, part in built.parts.items()}
     mine = [lowered[index] for index in own]
-    built.pipeline = Pipeline(mine, modules, strategy, place, loss)
+    built.pipeline = Pipeline(mine, modules, strategy, place, loss, casts)
     return built
 
 

@@ -6,7 +6,7 @@ data parallelism: each wraps what the one before has made, and no other order co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ from executors.strategies.blocks import (
     compile_blocks,
     require_compiler,
 )
+from executors.strategies.casts import WeightCasts
 from executors.strategies.chunked_head import ChunkedHead
 from executors.strategies.context import apply_context_parallel
 from executors.strategies.data_parallel import (
@@ -57,6 +58,7 @@ class ParallelPart:
         tried: Whether a loss has shown which parameters it depends on.
         head: Its last layer, if that computes the loss in chunks.
         sums: Means over replicas of what its shards reduce, if a send table finds them.
+        casts: Of its weights, if it casts them itself.
     """
 
     module: nn.Module
@@ -67,6 +69,7 @@ class ParallelPart:
     tried: bool = False
     head: ChunkedHead | None = None
     sums: ShardSums | None = None
+    casts: WeightCasts | None = None
 
     def sync_gradients(self, last: bool) -> None:
         """Set whether the next backward is the last of the step.
@@ -176,7 +179,7 @@ def parallelize(
     if strategy.offload.activations:
         offload_activations(model, again, place.device)
     if outer and casts is not None:
-        casts()
+        casts.apply()
 
     # 5. Data parallelism: experts first, then units, then what is left.
     module = make_data_parallel(
@@ -199,6 +202,7 @@ def parallelize(
         zero_stage=strategy.zero_stage,
         head=head,
         sums=sum_shards(model, strategy, place),
+        casts=casts,
     )
 
 
@@ -302,7 +306,7 @@ def _compile_and_recompute(
     units: Sequence[str],
     compiles: bool,
     recompute: Recompute,
-    casts: Callable[[], None] | None,
+    casts: WeightCasts | None,
 ) -> None:
     """Compile blocks, inside of full recomputation and outside of selective.
 
@@ -314,7 +318,7 @@ def _compile_and_recompute(
     if compiles and recompute != "selective":
         compile_blocks(model, units)
     if casts is not None:
-        casts()
+        casts.apply()
     outside = compiles and recompute == "selective"
     apply_recompute(model, units, recompute, compiled=outside)
     if outside:

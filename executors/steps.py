@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -426,11 +426,18 @@ class PlainStep:
         self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
         inputs, target = inputs_and_target(trainer, local)
-        if trainer.pipeline is not None:
-            return trainer.pipeline.step(inputs, target)
+        count = trainer.plan.strategy.num_microbatches
         total = torch.zeros((), device=trainer.place.device)
-        for index in range(trainer.plan.strategy.num_microbatches):
-            total += self.accumulate(trainer, inputs, target, index)
+        with ExitStack() as stack:
+            for part in trainer.parts.values():
+                # Buckets wait for gradients of parameters, which are then leaves.
+                bucketed = isinstance(part.module, BucketedReplicas)
+                if part.casts is not None and count > 1 and not bucketed:
+                    stack.enter_context(part.casts.kept())
+            if trainer.pipeline is not None:
+                return trainer.pipeline.step(inputs, target)
+            for index in range(count):
+                total += self.accumulate(trainer, inputs, target, index)
         return total
 
     def accumulate(

@@ -14,6 +14,7 @@ from executors.losses import LossFunction
 from executors.mesh import ProcessMesh
 from executors.pipelines.split_backward import SplitStage
 from executors.pipelines.stages import LoweredStage
+from executors.strategies.casts import WeightCasts
 from executors.strategies.collectives import gather, scatter
 from planner.schema import Strategy
 
@@ -169,6 +170,7 @@ class Pipeline:
         strategy: Schedule, microbatches, number of stages.
         place: Where this process stands.
         loss: Called on the last stage's output; already scaled.
+        casts: With which stages compute, by index, of those that cast their weights.
 
     Attributes:
         schedule: torch's.
@@ -182,10 +184,13 @@ class Pipeline:
         strategy: Strategy,
         place: ProcessMesh,
         loss: LossFunction,
+        casts: Mapping[int, WeightCasts | None],
     ) -> None:
         count = len(strategy.stages)
         self.lowered = tuple(lowered)
         stages = [_made(stage, modules, strategy, place) for stage in lowered]
+        for stage in stages:
+            stage.casts = casts.get(stage.stage_index)
         self._inside = strategy.loss_chunks > 1
         if self._inside and lowered[-1].index == count - 1:
             stages[-1].loss = loss

@@ -23,6 +23,8 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
+from executors.strategies.casts import WeightCasts
+
 __all__ = ["DeferredWeights", "SplitStage", "backward_inputs", "backward_weights"]
 
 #: Class of nodes that are functions written in Python.
@@ -51,7 +53,13 @@ class DeferredWeights:
 
 
 class SplitStage(PipelineStage):
-    """A stage whose split backward computes every gradient, each once."""
+    """A stage whose split backward computes every gradient, each once.
+
+    Attributes:
+        casts: With which the stage computes, if it casts its weights itself.
+    """
+
+    casts: WeightCasts | None = None
 
     def backward_maybe_with_nosync(
         self,
@@ -76,7 +84,7 @@ class SplitStage(PipelineStage):
             bwd_kwargs["stage_output"],
             bwd_kwargs["output_grads"],
             bwd_kwargs["input_values"],
-            self.submod.parameters(),
+            self.casts.leaves() if self.casts else self.submod.parameters(),
         )
 
 

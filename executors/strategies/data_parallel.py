@@ -38,7 +38,7 @@ from executors.communication.buckets import (
 from executors.communication.tables import ShardSums, TableExchange
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
-from executors.strategies.casts import can_cast_weights, cast_inputs, cast_weights
+from executors.strategies.casts import WeightCasts, can_cast_weights, cast_inputs
 from executors.strategies.compression import bucket_mb, compress_gradients
 from planner.plugins import load_object
 from planner.schema import Overlap, Precision, Strategy
@@ -71,8 +71,8 @@ def _whole(model: nn.Module) -> set[nn.Parameter]:
 
 def casts_of_weights(
     model: nn.Module, strategy: Strategy, place: ProcessMesh, units: Sequence[str]
-) -> Callable[[], None] | None:
-    """Work that lets a part cast its own weights; None if a wrapper does or none are.
+) -> WeightCasts | None:
+    """Casts of a part's weights, to be applied; None if a wrapper casts, or none are.
 
     Args:
         model: The model, or one stage of it, split over tp and ep already.
@@ -89,7 +89,7 @@ def casts_of_weights(
     if strategy.asynchrony.unflushed or not can_cast_weights(model):
         return None
     dtype = _torch_dtype(strategy.precision.activation_dtype)
-    return partial(cast_weights, model, _untied_units(model, units), dtype)
+    return WeightCasts(model, units, dtype)
 
 
 def make_data_parallel(
@@ -415,15 +415,6 @@ def _wrapped_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
     Left to the root: units that share a parameter with another one, and units of
     vectors alone (norms), whose collective would cost more latency than it carries.
     """
-    return tuple(
-        unit
-        for unit in _untied_units(model, units)
-        if any(p.ndim > 1 for p in model.get_submodule(unit).parameters())
-    )
-
-
-def _untied_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
-    """Units that share no parameter with another one."""
     tied = {
         unit
         for group in tied_parameters(model)
@@ -431,7 +422,12 @@ def _untied_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
         if any(inside(name, unit) for name in group)
         and not all(inside(name, unit) for name in group)
     }
-    return tuple(unit for unit in units if unit not in tied)
+    return tuple(
+        unit
+        for unit in units
+        if unit not in tied
+        and any(p.ndim > 1 for p in model.get_submodule(unit).parameters())
+    )
 
 
 def set_prefetch(

@@ -215,6 +215,7 @@ class ScalarBytes(NamedTuple):
             of them: gloo's do.
         shard_share: Share of the shards of weights and gradients that lies on devices,
             1 or, where the host has them, 0.
+        own_casts: As :attr:`Recipe.own_casts`.
         replicas_alike: Whether replicas hold what the only device of a model does:
             ``replicate`` casts as ``fully_shard`` does.
     """
@@ -233,6 +234,7 @@ class ScalarBytes(NamedTuple):
     keeps_sent: bool
     keeps_graph: bool
     shard_share: float
+    own_casts: bool
     replicas_alike: bool
 
 
@@ -339,6 +341,7 @@ class PricingContext:
             keeps_sent=not self.on_gpu,
             keeps_graph=recipe.keeps_graph,
             shard_share=float(self.regime.offload.states != "parameters"),
+            own_casts=recipe.own_casts,
             replicas_alike=self.activation_dtype != precision.parameter
             and not self.regime.synchronisation.apart,
         )

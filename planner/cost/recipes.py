@@ -105,6 +105,8 @@ class Recipe:
         unit_launches: Launches that take a GPU's host as long as the hooks, the gather
             and the reduction of a unit that is sharded, or cast, on its own. They hide
             like other launches.
+        own_casts: Whether weights that are neither sharded nor summed are cast without
+            such hooks.
         local_copies: Whether a device copies weights that it gathers, and gradients
             that it reduces, between its parameters and the buffers of collectives.
         launches: Launches over those that ``launch`` stands for: more where layers are
@@ -141,6 +143,7 @@ class Recipe:
     launch: float = 1.0
     launches: float = 1.0
     unit_launches: float = 0.0
+    own_casts: bool = False
     local_copies: bool = False
     captured: float = 0.0
     captured_routing: float = 0.0

@@ -10,12 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import Combinations, PricingContext
-from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses, KernelTable
+from planner.cost.kernels.blocks import (
+    KERNEL_KINDS,
+    BlockClasses,
+    KernelTable,
+    count_parameters,
+)
+from planner.graph import ModelGraph
 from planner.units import dtype_bytes
 
 __all__ = [
     "alone_bytes_of",
     "between_halves",
+    "cast_bytes_of",
     "loss_bytes_of",
     "saved_bytes_of",
     "transient_bytes_of",
@@ -271,12 +278,12 @@ def alone_bytes_of(
     parameters: dict[str, Array],
     logits: Array,
 ) -> Array:
-    """Most that the only device of a model needs, in the backward of one microbatch.
+    """Most that a device with whole weights needs, in the backward of one microbatch.
 
-    Where compute casts weights, those of a unit are freed when the unit is done; its
-    gradients are copied to be reduced, and once more to where the optimizer finds
-    them. Weights that units share, and their gradients, stay as they are to the end.
-    Without a cast gradients are made where they stay.
+    Where ``fully_shard`` or ``replicate`` casts weights, those of a unit are freed when
+    the unit is done; its gradients are copied to be reduced, and once more to where the
+    optimizer finds them. Weights that units share, and their gradients, stay as they
+    are to the end. Without a cast gradients are made where they stay.
     Source: torch.distributed.fsdp, _fully_shard/_fsdp_param_group.py (post_backward)
     and _fsdp_collectives.py (foreach_reduce) on a mesh of one rank, torch 2.13.
 
@@ -331,6 +338,76 @@ def alone_bytes_of(
     found = np.take_along_axis(parts, worst[None, ..., None], axis=-1)[..., 0]
     found[2] -= before[..., -1]
     return found
+
+
+def cast_bytes_of(
+    context: PricingContext,
+    saved: Array,
+    transient: Array,
+    parameters: dict[str, Array],
+    logits: Array,
+) -> Array:
+    """The same of a device whose units cast their weights themselves.
+
+    A weight's cast is gone when its gradient has been made, and at once, unless it is
+    made again, if backward does not read it: an embedding's. Gradients of a unit are
+    widened when all of them are made, those of its first weight last; what is added to
+    the gradient of a tied weight is widened besides. See
+    :class:`executors.strategies.casts.WeightCasts`.
+    """
+    of, ties = context.scalar_bytes, context.facts.parameter_counts.ties
+    if of.compute == of.stored:
+        return alone_bytes_of(context, saved, transient, parameters, logits)
+    graph, units = context.graph, np.arange(saved.shape[-1])
+    kinds = [{b.kind for b in graph.blocks[start:stop]} for start, stop in graph.units]
+    heads = np.array(["head" in one for one in kinds])
+    read = np.array(["embedding" not in one for one in kinds])
+    tied, again = parameters["tied_trained"], parameters["tied_parameters"]
+    earlier, later = ties.first[:, None] == units, ties.second[:, None] == units
+    trained = parameters["trained_dense"] + parameters["trained_experts"]
+    whole = parameters["dense_parameters"] + parameters["expert_parameters"]
+    own, made = of.compute * (whole + again @ later), trained + tied @ later
+    kept = np.cumsum(own * read, axis=-1) + own * ~read
+    # Compiled blocks decide by themselves what to compute again: not casts.
+    casts = np.stack([kept, kept if context.regime.compile else own, own])
+    # A tied weight gets its gradient where it is read last.
+    new = (trained - tied @ earlier + tied @ later)[:, ::-1]
+    behind_u = of.stored * np.cumsum(new, axis=-1)[:, ::-1]
+    begun = behind_u - of.stored * new[:, ::-1]
+    first = of.compute * made * _share_of_first(graph) + of.stored * (tied @ earlier)
+    before = np.cumsum(saved, axis=-1)
+    behind = before - saved
+    moments = [
+        # A unit is computed; the gradients of a head are there beside that of its
+        # output; those of a unit are widened.
+        (casts, begun, before + transient),
+        (casts - own * ~heads, begun, behind + of.compute * made + logits),
+        (casts - own, behind_u, behind + first),
+    ]
+    parts = np.concatenate(
+        [np.stack(np.broadcast_arrays(*moment)) for moment in moments], axis=-1
+    )
+    worst = parts.sum(axis=0).argmax(axis=-1)
+    found = np.take_along_axis(parts, worst[None, ..., None], axis=-1)[..., 0]
+    found[2] -= before[..., -1]
+    return found
+
+
+def _share_of_first(graph: ModelGraph) -> Array:
+    """Share of the first trained weight in those of its unit. Shape [U]."""
+    starts = [start for start, _ in graph.units]
+    shares = np.zeros(len(starts))
+    sizes: dict[int, list[int]] = {}
+    for one in graph.parameters:
+        if one.trainable:
+            unit = int(np.searchsorted(starts, one.block, "right")) - 1
+            sizes.setdefault(unit, []).append(one.numel)
+    for unit, found in sizes.items():
+        shares[unit] = found[0] / sum(found)
+    # A head whose weight is an embedding's has none of its own.
+    ends = {int(unit) for unit in count_parameters(graph).ties.second}
+    shares[[unit for unit in ends if unit not in sizes]] = 1.0
+    return shares
 
 
 def _taken(values: Array, units: Index) -> Array:

@@ -25,6 +25,7 @@ from planner.cost.unit_compute import UnitCompute, unit_compute
 from planner.cost.unit_memory import (
     alone_bytes_of,
     between_halves,
+    cast_bytes_of,
     loss_bytes_of,
     saved_bytes_of,
     transient_bytes_of,
@@ -114,6 +115,7 @@ class UnitCosts:
         weight_s: Part of backward_s that makes weight gradients.
         selective_s: Run again under selective recomputation, on top of backward.
         full_s: The same under full recomputation (all of forward).
+        passes_s: Added by hooks of units, wherever weights have some. Shape [T, C, U].
         hooks_s: Added by the host's work for gathers and reductions, wherever a
             microbatch has them. Shape [T, C, U].
         tp_s: Exposed tp communication of one forward; backward has as much. [C, U].
@@ -127,8 +129,9 @@ class UnitCosts:
             saved, and that the first two units need, with what they have saved; by
             :data:`planner.cost.table.memory.IN_FLIGHT` and recompute kind. Shape [2, 4,
             3, C].
-        alone_bytes: Cast weights, gradients and working set of the only device of a
-            model, see :func:`planner.cost.unit_memory.alone_bytes_of`. Shape [3, 3, C].
+        alone_bytes: Cast weights, gradients and working set of a device with whole
+            weights, see :func:`planner.cost.unit_memory.alone_bytes_of`, then of one
+            that casts them itself. Shape [2, 3, 3, C].
         dense_parameters: Scalars on one device before ZeRO, without experts. [C, U].
         expert_parameters: Scalars of its experts, before ZeRO. Shape [C, U].
         trained_dense: Those of dense_parameters that have a gradient. [C, U]; likewise
@@ -164,6 +167,7 @@ class UnitCosts:
     weight_s: Array
     selective_s: Array
     full_s: Array
+    passes_s: Array
     hooks_s: Array
     tp_s: Array
     tp_again_s: Array
@@ -402,6 +406,7 @@ def price_units(
         weight_s=compute.weight,
         selective_s=compute.selective * repeated,
         full_s=compute.again * repeated,
+        passes_s=compute.passes,
         hooks_s=compute.hooks,
         tp_s=tp.seconds,
         tp_again_s=tp.again_s,
@@ -418,7 +423,12 @@ def price_units(
         whole_bytes=whole_bytes_of(
             context, saved, transient, parameters, logits, combos.ep[:, None] > 1
         ),
-        alone_bytes=alone_bytes_of(context, saved, transient, parameters, logits),
+        alone_bytes=np.stack(
+            [
+                each(context, saved, transient, parameters, logits)
+                for each in (alone_bytes_of, cast_bytes_of)
+            ]
+        ),
         weight_grad_bytes=halves,
         output_bytes=output,
         cut_bytes=crossing.cut,

@@ -440,6 +440,7 @@ def _copied_seconds(
 
     A gather casts the rank's own shard, and copies what came out of the buffer; a
     reduction cuts gradients into its buffer, and a lone rank copies them out, too.
+    Without hooks a lone rank casts its weights, and adds up what it widens.
     """
     recipe, of = context.recipe, context.scalar_bytes
     if not (recipe.local_copies and context.on_gpu):
@@ -457,8 +458,18 @@ def _copied_seconds(
         * context.constants(device).memory_efficiency
         for device in context.cluster.device_types
     ]
-    hooks = rows.hooks_s * np.where(rows.zero_stage == 3, rows.num_microbatches, 1)
-    return np.where(sharded, (gathered + reduced) / min(rates) + hooks, 0.0)
+    many = rows.num_microbatches
+    turns = np.where(rows.pp == 1, many, (many + rows.pp - 1) / rows.pp)
+    hooks = rows.hooks_s * np.where(rows.zero_stage == 3, many, 1)
+    hooks = hooks + rows.passes_s * turns
+    wrapped = np.where(sharded, (gathered + reduced) / min(rates) + hooks, 0.0)
+    if not recipe.own_casts or of.stored == of.compute:
+        return wrapped
+    apart = context.regime.synchronisation.apart
+    whole = (rows.zero_stage == 0) & ((groups.replicate.size == 1) | apart)
+    widened = many * (of.compute + of.stored) + (many - 1) * of.stored
+    moved = rows.scalars * cast * ways + rows.trained * widened
+    return np.where(whole, moved / min(rates), wrapped)
 
 
 def _rounds(rows: ReplicaRows) -> tuple[Array, Array]:

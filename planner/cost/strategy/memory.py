@@ -149,6 +149,8 @@ def strategy_memory(
     """
     strategy, costs, shards = stages.strategy, stages.costs, stages.parameters
     mesh = strategy.mesh
+    own = stages.context.scalar_bytes.own_casts
+    casts = int(own and mesh.dp_replicate * mesh.shards == 1)
     parts = memory_parts(
         stages.context.scalar_bytes,
         parameters=shards.whole,
@@ -156,7 +158,7 @@ def strategy_memory(
         trained=shards.trained,
         trained_sharded=shards.trained_shard,
         first_trained=costs.reduced_last[0],
-        alone_bytes=[*costs.alone_bytes[:, stages.recompute[0], 0]],
+        alone_bytes=[*costs.alone_bytes[casts, :, stages.recompute[0], 0]],
         replicas=mesh.dp_replicate,
         shards=mesh.shards,
         zero_stage=strategy.zero_stage,

@@ -56,6 +56,7 @@ class StageTimes:
         backward_talk: The same in ``backward``.
         send: One boundary's transfer in one direction. Shape [stages - 1].
         latency: Part of it that does not hold the link. Shape [stages - 1].
+        passes: Added by hooks of units in each microbatch, where weights have them.
         hooks: Added by the host's work for gathers and reductions, where it has them.
     """
 
@@ -72,6 +73,7 @@ class StageTimes:
     backward_talk: Array
     send: Array
     latency: Array
+    passes: Array
     hooks: Array
 
 
@@ -360,6 +362,7 @@ class Stages:
             compression=strategy.gradient_compression,
             bucket_bytes=strategy.overlap.bucket_bytes,
             parts=self._parts,
+            passes_s=full(1) * self.times.passes.sum() * crowd,
             hooks_s=full(1) * self.times.hooks.sum() * crowd,
         )
         return rows, self.context.replicas(pp, self.ways, copies, mesh.tp)
@@ -385,12 +388,13 @@ class Stages:
                 costs.weight_s[:, 0],
                 costs.selective_s[:, 0],
                 costs.full_s[:, 0],
+                costs.passes_s[:, 0],
                 costs.hooks_s[:, 0],
             ]
         )
         kind = self.context.types_of_ranks(self.pp)[rank]
         typed = self.sums(kernels)[:, kind, np.arange(len(rank))]
-        forward, backward, weight, selective, whole, hooks = typed
+        forward, backward, weight, selective, whole, passes, hooks = typed
         again = np.choose(self.recompute, [np.zeros(len(rank)), selective, whole])
         talk = [costs.tp_s[0], costs.cp_s[0], costs.ep_s[0], costs.tp_again_s[0]]
         tp, cp, ep, tp_repeated = self.sums(np.stack(talk))
@@ -420,6 +424,7 @@ class Stages:
             backward_talk=backward_talk,
             send=send,
             latency=latency,
+            passes=passes,
             hooks=hooks,
         )
 

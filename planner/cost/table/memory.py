@@ -422,7 +422,7 @@ def _fill(
         crossing: Columns :data:`CROSSING`, likewise.
         whole: Working set of a device that has all units, by :data:`IN_FLIGHT` and
             recompute kind, and of its last unit. Shape [pairs, 2, 4, 3].
-        alone: What the only device of a model needs. Shape [pairs, 3, 3].
+        alone: As :attr:`RankMemory.alone`.
         first: Trained scalars of the first unit. Shape [pairs].
         limits: Bytes that these ranks may use at each place. Shape [places, 3].
         of: What the request says of bytes.
@@ -492,9 +492,10 @@ def _fill(
                     whole[pair, 1, kind, again],
                 )
             if _alone(zero, pp, many, replicas, shards_of, of):
-                parameters = has.whole * of.stored + alone[pair, 0, again]
-                gradients, states = alone[pair, 1, again], trained * of.states
-                activations = held.first + alone[pair, 2, again]
+                casts = 1 if of.own_casts and replicas * shards_of == 1 else 0
+                parameters = has.whole * of.stored + alone[pair, casts, 0, again]
+                gradients, states = alone[pair, casts, 1, again], trained * of.states
+                activations = held.first + alone[pair, casts, 2, again]
             else:
                 parameters, gradients, states, activations = _at_peak(
                     has, zero, pp, many, of, held, working, ending

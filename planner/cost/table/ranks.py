@@ -67,8 +67,8 @@ class RankMemory:
             CROSSING].
         whole: Working set of a device that has all units, by :data:`IN_FLIGHT` and
             recompute kind, and of its last unit. Shape [pairs, 2, 4, 3].
-        alone: Cast weights, gradients and working set of the only device of a model,
-            by recompute kind. Shape [pairs, 3, 3].
+        alone: Cast weights, gradients and working set of a device with whole weights,
+            by who casts them and recompute kind. Shape [pairs, 2, 3, 3].
         first: Trained scalars of the first unit. Shape [pairs].
         tied: Trained scalars of copies whose gradients ranks sum up, and how many
             sums that takes. Shape [pairs, 2].

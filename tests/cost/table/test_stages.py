@@ -51,7 +51,15 @@ def random_costs(types: int) -> UnitCosts:
             "cp_payload",
         )
     }
-    names = ("forward_s", "backward_s", "weight_s", "selective_s", "full_s", "hooks_s")
+    names = (
+        "forward_s",
+        "backward_s",
+        "weight_s",
+        "selective_s",
+        "full_s",
+        "passes_s",
+        "hooks_s",
+    )
     return UnitCosts(
         **{name: draw(types, COMBOS, UNITS) for name in names},
         **combined,
@@ -136,7 +144,9 @@ def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
     def times(rank: int, units: list[int]) -> np.ndarray:
         own = [part[types[rank], combo, units].sum() for part in typed]
         own += [part[combo, units].sum() for part in shared]
-        return np.array([*own, costs.hooks_s[types[rank], combo, units].sum()])
+        hooks = (costs.passes_s, costs.hooks_s)
+        own += [part[types[rank], combo, units].sum() for part in hooks]
+        return np.array(own)
 
     bounds = cut_of(costs, row, types)
     ranks = []
