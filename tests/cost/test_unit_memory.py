@@ -219,6 +219,25 @@ def _alone(costs: UnitCosts, kind: int, *, casts: bool, head: int) -> float:
     return most
 
 
+def _casting(costs: UnitCosts, kind: int, *, head: int) -> float:
+    """The same where each unit casts its two weights of equal size."""
+    saved, working = costs.saved_bytes[kind, 0], costs.transient_bytes[kind, 0]
+    scalars = costs.dense_parameters[0]
+    alive, most, wide = float(saved.sum()), 0.0, 0.0
+    for unit in reversed(range(len(saved))):
+        # Units that are computed again cast again.
+        casts = 2 * (scalars[unit] if kind == FULL else scalars[: unit + 1].sum())
+        most = max(most, alive + casts + wide + working[unit])
+        alive -= saved[unit]
+        # A product's gradient takes the place of its cast, but beside the logits.
+        made = 2 * scalars[unit] + LOGITS if unit == head else 0.0
+        most = max(most, alive + casts + wide + made)
+        wide += 4 * scalars[unit]
+        # That of the second weight is widened first, and gone.
+        most = max(most, alive + casts - scalars[unit] + wide)
+    return most
+
+
 @pytest.mark.parametrize("kind", [NONE, FULL])
 @pytest.mark.parametrize("width", [1.0, 1000.0])
 @pytest.mark.parametrize("compute", ["bfloat16", "float32"])
@@ -232,11 +251,16 @@ def test_gradients_of_a_lone_device_come_as_its_weights_and_activations_go(
     ]
     graph = replace(graph, parameters=tuple(parameters), dtype=compute)
     costs = priced(graph, Recipe(name="x"), precision=Precision(compute=compute))
-    found = costs.alone_bytes[:, kind, 0].sum() + costs.saved_bytes[kind, 0].sum()
+    wrapped, own = costs.alone_bytes[..., kind, 0]
+    saved = costs.saved_bytes[kind, 0].sum()
     casts = compute == "bfloat16"
-    assert found == pytest.approx(_alone(costs, kind, casts=casts, head=2))
+    expected = _alone(costs, kind, casts=casts, head=2)
+    assert wrapped.sum() + saved == pytest.approx(expected)
+    if casts:
+        expected = _casting(costs, kind, head=2)
+    assert own.sum() + saved == pytest.approx(expected)
     scalars = costs.dense_parameters[0].sum()
-    weights, gradients, _ = costs.alone_bytes[:, kind, 0]
+    weights, gradients, _ = wrapped
     if width == 1:
         # All that was saved is there: the beginning is the worst.
         assert (weights, gradients) == (2 * scalars * casts, 0)

@@ -154,7 +154,7 @@ def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
         stages = stages_of(rank, pp, virtual, folded)
         ranks.append([u for s in stages for u in range(bounds[s], bounds[s + 1])])
     loads = np.array([times(rank, units) for rank, units in enumerate(ranks)])
-    work = loads @ np.array([1, 1, 0, 0, 0, 2, 0, 1, 2, 0])
+    work = loads @ np.array([1, 1, 0, 0, 0, 2, 0, 1, 2, 0, 0])
     assert len(TIMES) == loads.shape[1]
     assert found.load[row] == pytest.approx(loads[work.argmax()])
     assert found.whole[row] == pytest.approx(loads.sum(axis=0))
