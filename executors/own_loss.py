@@ -75,16 +75,27 @@ def require_own_loss(plan: Plan, document_separator: int | None) -> None:
         raise ExecutionError(f"loss= of your own, but {why}")
 
 
+def _taken(value: torch.Tensor, numbers: torch.Tensor, samples: int) -> torch.Tensor:
+    """Rows of some samples, each of which owns as many consecutive ones."""
+    if len(value) == samples:
+        return value[numbers]
+    return value.reshape(samples, -1, *value.shape[1:])[numbers].flatten(0, 1)
+
+
 @dataclass(kw_only=True)
 class OwnLossFunction(LossFunction):
     """A loss of one's own of one microbatch, as its share of the global mean.
 
     Attributes:
         function: See :data:`Loss`.
+        rows: Rows of each input of the plan that a sample owns.
     """
 
     function: Loss
+    rows: Mapping[str, int] = field(default_factory=dict)
     _batch: Mapping[str, torch.Tensor] = field(default_factory=dict, init=False)
+    #: Samples of that batch.
+    _samples: int = field(default=0, init=False)
     _checked: bool = field(default=False, init=False)
 
     def tally(self, batch: Mapping[str, torch.Tensor], parts: int) -> Tally:
@@ -102,25 +113,31 @@ class OwnLossFunction(LossFunction):
 
         A pipeline divides one tensor into microbatches, not all of a batch.
         """
+        name = next((one for one in batch if one in self.rows), next(iter(batch)))
+        first = batch[name]
         self._batch = batch
-        first = next(iter(batch.values()))
-        return torch.arange(first.shape[0], device=first.device)
+        self._samples = first.shape[0] // self.rows.get(name, 1)
+        return torch.arange(self._samples, device=first.device)
 
     def _of_output(self, output: Any, target: torch.Tensor | None) -> torch.Tensor:
         assert target is not None
         scores = select_output(output, self.kind)
-        batch = {name: value[target] for name, value in self._batch.items()}
-        loss = self._mean(scores, batch)
+        batch = {
+            name: _taken(value, target, self._samples)
+            for name, value in self._batch.items()
+        }
+        samples = len(target)
+        loss = self._mean(scores, batch, samples)
         if not self._checked:
             self._checked = True
-            if self.count > 1 and len(target) > 1:
-                self._require_mean(scores.detach(), batch, float(loss.detach()))
+            if self.count > 1 and samples > 1:
+                whole = float(loss.detach())
+                self._require_mean(scores.detach(), batch, samples, whole)
         return loss * (self.data_parallel / self.count)
 
     def _mean(
-        self, scores: torch.Tensor, batch: Mapping[str, torch.Tensor]
+        self, scores: torch.Tensor, batch: Mapping[str, torch.Tensor], samples: int
     ) -> torch.Tensor:
-        samples = next(iter(batch.values())).shape[0]
         found = self.function(scores, batch)
         shape = tuple(found.shape) if isinstance(found, torch.Tensor) else None
         if shape not in {(), (1,), (samples,)}:
@@ -133,25 +150,35 @@ class OwnLossFunction(LossFunction):
 
     @torch.no_grad()
     def _require_mean(
-        self, scores: torch.Tensor, batch: Mapping[str, torch.Tensor], whole: float
+        self,
+        scores: torch.Tensor,
+        batch: Mapping[str, torch.Tensor],
+        size: int,
+        whole: float,
     ) -> None:
         """Refuse a function whose value depends on how a batch is divided.
 
         Raises:
-            ExecutionError: If it does.
+            ExecutionError: If it does, or samples own no equal parts of the output.
         """
-        size = len(scores)
-        parts = ((0, size // 2), (size // 2, size))
+        if len(scores) % size:
+            raise ExecutionError(
+                f"loss= of your own, but the model's output has {len(scores)} rows for "
+                f"{size} samples, of which each must own as many; return them from "
+                f"forward, or plan for one replica without microbatches"
+            )
+        numbers = torch.arange(size, device=scores.device)
         with torch.random.fork_rng(devices=[]):
             halves = [
-                (stop - start)
+                len(part)
                 * float(
                     self._mean(
-                        scores[start:stop],
-                        {name: value[start:stop] for name, value in batch.items()},
+                        _taken(scores, part, size),
+                        {n: _taken(v, part, size) for n, v in batch.items()},
+                        len(part),
                     )
                 )
-                for start, stop in parts
+                for part in (numbers[: size // 2], numbers[size // 2 :])
             ]
         mean = sum(halves) / size
         exact = scores.dtype in (torch.float32, torch.float64)

@@ -34,6 +34,7 @@ from executors.data import (
     require_inputs,
     require_lengths,
     require_no_restarts,
+    require_rows,
     slice_batch,
     split_documents,
     synthetic_batch,
@@ -203,6 +204,7 @@ class Trainer:
                 kind=plan.workload.loss,
                 data_parallel=ways,
                 function=self._own_loss,
+                rows={spec.name: spec.rows for spec in plan.workload.inputs},
                 scaler=scaler,
             )
         strategy = plan.strategy
@@ -302,6 +304,8 @@ class Trainer:
             whole=whole,
             index=index,
             count=count,
+            microbatch=self.plan.strategy.microbatch_size,
+            inputs=self.plan.workload.inputs,
             regions=own_regions(self.plan, self.place.index("cp")),
         )
 
@@ -562,8 +566,8 @@ class Trainer:
         self, batch: BatchPart, *, together: bool
     ) -> dict[str, torch.Tensor]:
         """Prepare the loss for a global batch of which this rank has its part."""
-        values = self.checked(batch.values)
         place, part = self.place, self.part
+        values = self.checked(require_rows(batch, part).values)
         count = self.plan.strategy.num_microbatches
         ways = self._coordinates // self._copies
         tally = self.loss.tally(values, count * self.loss.data_parallel // ways)

@@ -13,7 +13,8 @@ from planner.imports import Imported, name_stages
 from planner.measurements.store import CalibrationChoice
 from planner.request import PlanOptions
 from planner.schema import Plan, Strategy
-from planner.schema.describe import PART_NAMES
+from planner.schema.describe import PART_NAMES, facts
+from planner.schema.fused_kernels import KernelChoice
 from planner.units import format_bytes, format_seconds
 
 __all__ = ["Comparison", "compare_with_plan"]
@@ -58,6 +59,9 @@ class Comparison:
             ("step", *(format_seconds(p.prediction.step_time_s) for p in pair)),
             ("samples/s", *(f"{p.prediction.samples_per_s:,.2f}" for p in pair)),
         ]
+        kernels = [facts(one).get("kernels", "") for one in pair]
+        if any(kernels):
+            found.insert(1, ("kernels", *kernels))
         spent = [one.prediction.breakdown_s for one in pair]
         parts = sorted(
             {part for one in spent for part, s in one.items() if s > 0},
@@ -172,6 +176,7 @@ def compare_with_plan(
     memory_fraction: float = 0.9,
     time_budget_s: float | None = None,
     seed: int = 0,
+    kernels: KernelChoice = "as-is",
 ) -> Comparison:
     """Price a strategy, and plan the same batch with the same precision and optimizer.
 
@@ -185,6 +190,7 @@ def compare_with_plan(
         memory_fraction: The same.
         time_budget_s: The same.
         seed: The same.
+        kernels: The same; both plans are priced with them.
     Raises:
         NoFeasiblePlanError: If nothing that could be planned fits.
         StrategyError: If the current strategy breaks a rule.
@@ -200,6 +206,7 @@ def compare_with_plan(
         memory_fraction=memory_fraction,
         time_budget_s=time_budget_s,
         seed=seed,
+        kernels=kernels,
     )
     machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     graph = read_model(
@@ -215,5 +222,6 @@ def compare_with_plan(
         target=options.target,
         calibration=calibration,
         memory_fraction=memory_fraction,
+        kernels=kernels,
     )
     return Comparison(current=priced, ours=plan_graph(graph, machines, options))

@@ -167,3 +167,40 @@ def test_ranks_that_trade_a_sequence_for_heads_divide_them() -> None:
     uneven = Strategy(mesh=Mesh(cp=8), context_algorithm="all_to_all")
     with pytest.raises(StrategyError, match="8 ranks do not divide the 20 heads"):
         predict("gpt2-large", "dgx-a100:1", uneven, seq_len=1024)
+
+
+def test_a_second_copy_of_the_weights_lies_on_its_ranks() -> None:
+    graph = uniform_graph(8)
+    given: dict[str, Any] = {
+        "mesh": {"dp_shard": 8},
+        "zero_stage": 3,
+        "num_microbatches": 2,
+    }
+    plain = predict(graph, EIGHT, given).prediction
+    shards = {"second_copy": 4}
+    made = predict(graph, EIGHT, given | {"communication": {"shards": shards}})
+    copied = made.prediction
+    more = copied.memory[0].parameters_bytes - plain.memory[0].parameters_bytes
+    assert more == pytest.approx(graph.num_parameters * 2 / 4)
+    # Hosts have four devices: all gathers but the first stay inside.
+    assert copied.step_time_s < plain.step_time_s
+    assert "DeepSpeed's ZeRO++, which is priced" in made.not_runnable[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"zero_stage": 2}, "zero_stage=2 over 8 ranks and pp=1"),
+        ({"communication": {"shards": {"second_copy": 3}}}, "3 does not divide the 8"),
+    ],
+)
+def test_a_second_copy_that_nothing_gathers_is_refused(
+    changes: dict[str, Any], told: str
+) -> None:
+    given: dict[str, Any] = {
+        "mesh": {"dp_shard": 8},
+        "zero_stage": 3,
+        "communication": {"shards": {"second_copy": 4}},
+    }
+    with pytest.raises(StrategyError, match=told):
+        predict(uniform_graph(2), EIGHT, given | changes)

@@ -26,6 +26,7 @@ from executors.checkpoints.snapshot import (
     Inventory,
     collect,
     difference,
+    require_states,
     restore_codecs,
     restore_generators,
     targets,
@@ -348,6 +349,14 @@ class Checkpoints:
             if name in inventory.buffers and f"model.{name}" in saved:
                 tensors[f"model.{name}"] = buffer
         dcp.load(tensors, folder, group)
+
+    def require_states(self) -> None:
+        """Refuse, behind a step, an optimizer whose states cannot be saved.
+
+        Raises:
+            ExecutionError: If there is such a state on this rank.
+        """
+        require_states(self._trainer, self._inventory)
 
     def is_best(self, eval_loss: float | None) -> bool:
         """Return True if a checkpoint of this evaluation loss is the best so far.

@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from executors.averages import AVERAGE
 from executors.checkpoints.dcp import SavedTensor
+from executors.checkpoints.eight_bit import is_eight_bit, new_eight_bit, plain
 from executors.communication.buckets import BucketedReplicas
 from executors.names import tied_parameters
 from executors.offloading import held_as
@@ -53,6 +54,7 @@ __all__ = [
     "difference",
     "full_gradients",
     "full_parameters",
+    "require_states",
     "restore_codecs",
     "restore_generators",
     "targets",
@@ -232,6 +234,17 @@ def _mean(parameter: nn.Parameter, trainer: Trainer) -> torch.Tensor:
     return _like(parameter, mean / trainer.place.size("replicate"))
 
 
+def require_states(trainer: Trainer, inventory: Inventory) -> None:
+    """Refuse an optimizer whose states no checkpoint can hold, once it has some.
+
+    Raises:
+        ExecutionError: Naming a state, and the remedy.
+    """
+    for fqn, parameter in trainer.named_parameters():
+        for key, value in trainer.optimizer.state.get(parameter, {}).items():
+            _require_kept(trainer, inventory.name(fqn), key, value, parameter)
+
+
 def _require_kept(
     trainer: Trainer, name: str, key: str, value: object, parameter: nn.Parameter
 ) -> None:
@@ -243,6 +256,8 @@ def _require_kept(
     kind = OPTIMIZERS.get(trainer.optimizer_name)
     if kind is not None and kind.whole:
         # No mesh divides them.
+        return
+    if is_eight_bit(value):
         return
     if isinstance(value, torch.Tensor) and type(_local(value)) is not torch.Tensor:
         raise ExecutionError(
@@ -407,11 +422,10 @@ def targets(
         add(own_or_common(f"model.{name}"), parameter.detach())
         for key in keys.get(name, ()) if parameter.requires_grad else ():
             full = own_or_common(f"optimizer.{key}.{name}")
-            like = held_as(trainer.optimizer, parameter)
-            counts = counter_device(trainer.optimizer, like)
-            state = _empty_state(key, like, saved[full], counts)
+            state = _empty_state(trainer.optimizer, key, parameter, saved[full])
             trainer.optimizer.state[parameter][key] = state
-            add(full, state)
+            add(full, plain(state))
+            copies.append((state, found[full]))
     kept = list(_kept_by_replicas(trainer, inventory))
     complete = all(name in saved for name, *_ in kept)
     for name, read, live in kept if complete else ():
@@ -466,8 +480,16 @@ def counter_device(
 
 
 def _empty_state(
-    key: str, parameter: nn.Parameter, saved: SavedTensor, counters: torch.device
+    optimizer: torch.optim.Optimizer,
+    key: str,
+    parameter: nn.Parameter,
+    saved: SavedTensor,
 ) -> torch.Tensor:
+    small = new_eight_bit(optimizer, key, parameter)
+    if small is not None:
+        return small
+    parameter = held_as(optimizer, parameter)
+    counters = counter_device(optimizer, parameter)
     if key == _COUNTER or saved.shape != tuple(parameter.shape):
         device = counters if key == _COUNTER else None
         if math.prod(saved.shape) > 1:

@@ -17,6 +17,7 @@ from executors.data.batches import (
     require_size,
     slice_batch,
     synthetic_batch,
+    take_samples,
 )
 from executors.data.data_source import DataSource
 from executors.data.documents import (
@@ -25,7 +26,7 @@ from executors.data.documents import (
     split_documents,
 )
 from executors.data.parts import BatchPart, Part, agree_on_parts, gather_batch
-from executors.data.samples import Samples
+from executors.data.samples import Samples, require_rows
 from executors.data.sources import (
     TrainingData,
     evaluation_batches,
@@ -57,8 +58,10 @@ __all__ = [
     "require_inputs",
     "require_lengths",
     "require_no_restarts",
+    "require_rows",
     "require_size",
     "slice_batch",
     "split_documents",
     "synthetic_batch",
+    "take_samples",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter
 from collections.abc import (
@@ -32,6 +33,7 @@ __all__ = [
     "require_size",
     "slice_batch",
     "synthetic_batch",
+    "take_samples",
 ]
 
 #: Keyword of forward to tensor, batch dimension first.
@@ -47,6 +49,8 @@ SAME_DATA = (
     "DistributedSampler"
 )
 
+#: Most numbers of a sample that may be sizes.
+_SIZES = 256
 #: Integers of an input without a bound are drawn from [0, 2): right for masks.
 _DEFAULT_HIGH = 2
 #: Values of a sample of floats that a checksum reads; of integers it reads all.
@@ -155,39 +159,116 @@ def global_batches(
 
 
 def require_size(batch: Batch, expected: int, inputs: Iterable[InputSpec] = ()) -> None:
-    """Refuse a batch of another size than the plan's.
+    """Refuse a batch of another size than the plan's, or shared out unevenly.
+
+    Of every tensor each sample owns as many consecutive rows. What the plan does not
+    name has one row a sample, or as many as something that it names.
 
     Args:
         batch: All samples of a step, or a part of them.
         expected: Samples there should be.
-        inputs: Say how many rows of each a sample fills; one of others.
+        inputs: Say how many rows of each a sample fills.
 
     Raises:
-        ExecutionError: If an input has another number of samples.
+        ExecutionError: If a tensor has another number of rows, or samples have rows of
+            their pictures that differ in number.
     """
-    rows = {spec.name: spec.rows for spec in inputs}
+    specs = {spec.name: spec for spec in inputs}
+    known = {1, *(spec.rows for spec in specs.values())}
     for name, value in batch.items():
-        each = rows.get(name, 1)
-        if value.shape[0] == expected * each:
+        found = value.shape[0] if value.ndim else 0
+        allowed = {specs[name].rows} if name in specs else known
+        if found in {expected * each for each in allowed}:
             continue
+        each = max(allowed)
         if each > 1:
             raise ExecutionError(
-                f"data gives {value.shape[0]} rows in {name!r}, the plan trains "
-                f"global_batch={expected} samples of {each} rows a step; give "
-                f"{expected * each}, or plan with example inputs of yours"
+                f"data gives {found} rows in {name!r}, the plan trains "
+                f"global_batch={expected} samples of {each} rows a step, each of which "
+                f"owns consecutive ones; give {expected * each}, or plan with example "
+                f"inputs of yours"
+            )
+        remedy = f"batch the data by {expected} or plan for {found}"
+        if found and not found % expected:
+            remedy += (
+                f"; if a sample owns {found // expected} rows, plan with example "
+                f"inputs that say so: first one with a row a sample"
             )
         raise ExecutionError(
-            f"data gives {value.shape[0]} samples in {name!r}, the plan trains "
-            f"global_batch={expected} a step; batch the data by {expected} or plan "
-            f"for {value.shape[0]}"
+            f"data gives {found} samples in {name!r}, the plan trains "
+            f"global_batch={expected} a step; {remedy}"
+        )
+    _require_even(batch, expected, specs)
+
+
+def _require_even(batch: Batch, samples: int, specs: Mapping[str, InputSpec]) -> None:
+    """Refuse samples that own unequal numbers of rows, although their sum is right.
+
+    Raises:
+        ExecutionError: Naming the tensor that says whose rows are whose.
+    """
+    for name, spec in specs.items():
+        value = batch.get(name)
+        if value is None:
+            continue
+        sized = _sized_by(spec, specs.values())
+        if sized is not None:
+            sizes = value.reshape(samples, spec.rows, -1).prod(2).sum(1)
+            _refuse_uneven(sizes, name, f"rows of {sized!r}")
+        marks = {mark for mark, _ in spec.values}
+        if None in marks:
+            for mark in sorted(mark for mark in marks if mark is not None):
+                marked = (value == mark).reshape(samples, -1).sum(1)
+                _refuse_uneven(marked, name, f"tokens {mark}")
+
+
+def _sized_by(spec: InputSpec, others: Iterable[InputSpec]) -> str | None:
+    """Return the input whose rows the values of another count: t * h * w of a grid."""
+    values = [value for value, times in spec.values for _ in range(min(times, _SIZES))]
+    if not values or None in values or len(values) % spec.rows or len(values) > _SIZES:
+        return None
+    width = len(values) // spec.rows
+    sizes = [value or 0 for value in values]
+    rows = sum(math.prod(sizes[at : at + width]) for at in range(0, len(sizes), width))
+    found = (one.name for one in others if one.rows == rows > 1)
+    return next(found, None)
+
+
+def _refuse_uneven(owned: torch.Tensor, name: str, what: str) -> None:
+    few, many = int(owned.min()), int(owned.max())
+    if few != many:
+        raise ExecutionError(
+            f"{name!r} says that samples have {few} to {many} {what}; ranks and "
+            f"microbatches divide a batch by rows, of which each sample must own as "
+            f"many: give every sample as many pictures, of one size"
         )
 
 
 def slice_batch(
     batch: Batch, index: int, count: int, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Slice ``index`` of ``count`` equal ones, on the device."""
+    """Slice ``index`` of ``count`` equal ones, on the device.
+
+    Raises:
+        ExecutionError: If a tensor cannot be divided equally.
+    """
+    for name, value in batch.items():
+        if value.shape[0] % count:
+            raise ExecutionError(
+                f"{name!r} has {value.shape[0]} rows, which {count} parts of a batch "
+                f"cannot share equally; give every sample as many rows"
+            )
     return {name: value.chunk(count)[index].to(device) for name, value in batch.items()}
+
+
+def take_samples(batch: Batch, samples: slice, whole: int) -> dict[str, torch.Tensor]:
+    """Take consecutive samples out of a batch of ``whole``, with all rows of each."""
+    return {
+        name: value[
+            samples.start * (len(value) // whole) : samples.stop * (len(value) // whole)
+        ]
+        for name, value in batch.items()
+    }
 
 
 def require_equal_batches(batch: Batch, step: int, device: torch.device) -> None:

@@ -28,13 +28,14 @@ class _PartSampler:
 
     Attributes:
         skip: Batches that are drawn and passed over.
-        drawn: Checksums of the numbers of the batches that were drawn, in order.
+        drawn: Of the batches that were drawn, in order: checksum of the numbers of
+            their samples, and how many.
     """
 
     def __init__(self, sampler: Iterable[list[Any]], part: Part) -> None:
         self._sampler, self._part = sampler, part
         self.skip = 0
-        self.drawn: deque[int] = deque()
+        self.drawn: deque[tuple[int, int]] = deque()
 
     def __iter__(self) -> _PartIterator:
         return _PartIterator(self, iter(self._sampler))
@@ -45,15 +46,38 @@ class _PartSampler:
         Raises:
             ExecutionError: If it has another size than the plan's.
         """
-        if len(numbers) != self._part.whole:
+        part, each = self._part, self.each(len(numbers))
+        self.drawn.append((zlib.crc32(repr(list(numbers)).encode()), len(numbers)))
+        return list(numbers)[part.start // each : part.stop // each]
+
+    def each(self, given: int) -> int:
+        """Samples of the plan that one of the loader must be, if it gives so many.
+
+        Raises:
+            ExecutionError: If that is no whole number, or the plan would cut one.
+        """
+        whole, part = self._part.whole, self._part
+        each = whole // given if given else 0
+        if not each or whole % given:
+            raise self.wrong_size(given)
+        if part.microbatch % each or part.start % each or part.stop % each:
             raise ExecutionError(
-                f"the DataLoader gives {len(numbers)} samples, the plan trains "
-                f"global_batch={self._part.whole} a step; use "
-                f"batch_size={self._part.whole} and drop_last=True, or plan for "
-                f"{len(numbers)}"
+                f"the DataLoader gives {given} samples, each of which would be {each} "
+                f"of the plan's global_batch={whole}, and microbatch_size="
+                f"{part.microbatch} would cut one; plan with --pin "
+                f"microbatch_size={each}, or a multiple of it, or use "
+                f"batch_size={whole} and drop_last=True"
             )
-        self.drawn.append(zlib.crc32(repr(list(numbers)).encode()))
-        return list(numbers)[self._part.samples]
+        return each
+
+    def wrong_size(self, given: int) -> ExecutionError:
+        """Error for batches of another size than the plan's."""
+        whole = self._part.whole
+        return ExecutionError(
+            f"the DataLoader gives {given} samples, the plan trains global_batch="
+            f"{whole} a step; use batch_size={whole} and drop_last=True, or plan for "
+            f"{given}"
+        )
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
@@ -156,10 +180,15 @@ class LoaderSource(DataSource):
                         f"{self._part.whole} samples at least"
                     )
         self._next = step + 1
-        part = BatchPart(
-            values=require_batch(values, step), shared=self._sampler.drawn.popleft()
-        )
-        return require_rows(part, self._part)
+        shared, given = self._sampler.drawn.popleft()
+        part = BatchPart(values=require_batch(values, step), shared=shared)
+        try:
+            return require_rows(part, self._part)
+        except ExecutionError as error:
+            if given == self._part.whole:
+                raise
+            # One sample of the loader is one of the plan after all.
+            raise self._sampler.wrong_size(given) from error
 
     def state_dict(self) -> dict[str, Any]:
         """Batches drawn, and the loader's own state where it keeps one."""

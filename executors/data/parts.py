@@ -22,6 +22,7 @@ from executors.data.batches import (
     require_alike,
 )
 from planner.errors import ExecutionError
+from planner.schema import InputSpec
 
 __all__ = ["BatchPart", "Part", "agree_on_parts", "gather_batch"]
 
@@ -39,6 +40,8 @@ class Part:
         whole: Samples of the global batch.
         index: Data-parallel coordinate of the process, in a plan.
         count: Number of coordinates.
+        microbatch: Samples that are computed together.
+        inputs: Inputs of the plan, which say how many rows of each a sample owns.
         regions: Inputs of which the process has a shard of every sample, and where it
             lies along each spatial dimension.
     """
@@ -48,6 +51,8 @@ class Part:
     whole: int
     index: int = 0
     count: int = 1
+    microbatch: int = 1
+    inputs: tuple[InputSpec, ...] = ()
     regions: Mapping[str, tuple[slice, ...]] = field(default_factory=dict)
 
     @property

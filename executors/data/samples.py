@@ -203,8 +203,12 @@ def require_batch(values: Any, step: int) -> Batch:
 
 
 def require_rows(batch: BatchPart, part: Part) -> BatchPart:
-    """Return a part of a batch; refuse one of another size than the rank's share."""
-    require_size(batch.values, part.stop - part.start)
+    """Return a part of a batch; refuse one of another size than the rank's share.
+
+    Raises:
+        ExecutionError: As :func:`require_size` does.
+    """
+    require_size(batch.values, part.stop - part.start, part.inputs)
     return batch
 
 

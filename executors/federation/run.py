@@ -26,6 +26,7 @@ from executors.data import (
     open_source,
     require_equal_batches,
     require_size,
+    take_samples,
 )
 from executors.federation.exchange import MemberExchange, Place
 from executors.federation.options import RunOptions, Start, require_evaluation
@@ -501,8 +502,8 @@ def _share_of(batch: Batch, place: Place) -> Batch:
     """Samples of a global batch that this member trains."""
     federation = place.federation
     start = federation.first_samples[place.member]
-    size = federation.members[place.member].plan.workload.global_batch
-    return {name: value[start : start + size] for name, value in batch.items()}
+    stop = start + federation.members[place.member].plan.workload.global_batch
+    return take_samples(batch, slice(start, stop), federation.global_batch)
 
 
 def _train(

@@ -106,6 +106,8 @@ class Loop:
             assert prepared.data is not None
             batch, begins = begins or prepared.data.batch(step), None
             report, earlier = self._step(batch, step)
+            if self.options is not None and step == state.first:
+                prepared.checkpoints(self.options).require_states()
             if prepared.waits:
                 # Its loss is known, and its weights can be read, some steps later.
                 waiting.append(report)

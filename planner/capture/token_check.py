@@ -58,6 +58,11 @@ def _repeated(shape: InputShape, sizes: Sequence[int]) -> torch.Tensor:
         return shape.known().repeat(times)
 
 
+def _has_rows(shape: InputShape, batch: int) -> bool:
+    """Return True if each sample may own as many rows of an input."""
+    return bool(shape.shape and shape.shape[0]) and shape.shape[0] % batch == 0
+
+
 class _Recorder(Tracer):  # type: ignore[no-untyped-call]
     """Tracer that keeps every forward op, views too, with shapes and known values.
 
@@ -234,7 +239,7 @@ class TokenCheck:
         self._lengths = (length // 2, length) if even else (length, 2 * length)
         self._source, self._length = source, length
         self._opaque = opaque
-        self._known: dict[tuple[int, bool, int], _Run] = {}
+        self._known: dict[tuple[int, bool, int, bool], _Run] = {}
 
     def context(self) -> str | None:
         """Return the reason why context parallelism would change results, or None."""
@@ -276,7 +281,7 @@ class TokenCheck:
         """
         try:
             few = self._run(self._lengths[0], told=False)
-            many = self._run(self._lengths[0], told=False, times=2)
+            many, sizes = self._doubled()
         except Exception as error:  # whatever a model's code raises
             raise CaptureError(
                 f"forward could not be run with twice the samples "
@@ -291,10 +296,27 @@ class TokenCheck:
                 for one, two, used in rows
                 if used
                 and not self._synchronised(one)
-                and mixes_samples(one, two, self._source.inputs.batch)
+                and mixes_samples(one, two, sizes)
             ),
             None,
         )
+
+    def _doubled(self) -> tuple[_Run, frozenset[int]]:
+        """Return a run with twice the samples, and dim 0 of inputs that had them.
+
+        Inputs with several rows a sample are doubled where the model needs it: others
+        may be tables, which no sample owns.
+        """
+        inputs = self._source.inputs
+        try:
+            run = self._run(self._lengths[0], told=False, times=2)
+            return run, frozenset({inputs.batch})
+        except Exception:  # whatever a model's code raises
+            rows = {s.shape[0] for _, s in inputs.shapes if _has_rows(s, inputs.batch)}
+            if rows <= {inputs.batch}:
+                raise
+            run = self._run(self._lengths[0], told=False, times=2, every=True)
+            return run, frozenset(rows)
 
     def _synchronised(self, op: Op) -> bool:
         """True for batch norms that executors know by their module."""
@@ -319,14 +341,23 @@ class TokenCheck:
         short, long = (self._run(length, told=told) for length in self._lengths)
         return short, long
 
-    def _run(self, length: int, *, told: bool, times: int = 1) -> _Run:
-        """Return a run with so many times the samples, made once."""
-        key = length, told, times
+    def _run(
+        self, length: int, *, told: bool, times: int = 1, every: bool = False
+    ) -> _Run:
+        """Return a run with so many times the samples, made once.
+
+        Args:
+            length: Tokens of a sample.
+            told: Give forward positions.
+            times: How many times the samples.
+            every: Also of inputs with several rows a sample.
+        """
+        key = length, told, times, every
         if key not in self._known:
-            self._known[key] = self._run_anew(length, told=told, times=times)
+            self._known[key] = self._run_anew(*key)
         return self._known[key]
 
-    def _run_anew(self, length: int, *, told: bool, times: int) -> _Run:
+    def _run_anew(self, length: int, told: bool, times: int, every: bool) -> _Run:
         source, inputs = self._source, self._source.inputs
         with quiet_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -341,7 +372,8 @@ class TokenCheck:
                 sizes = list(shape.shape)
                 if len(sizes) > 1 and sizes[1] == self._length:
                     sizes[1] = length
-                if sizes and (sizes[0] == inputs.batch or source.valued):
+                owned = every and _has_rows(shape, inputs.batch)
+                if sizes and (sizes[0] == inputs.batch or source.valued or owned):
                     sizes[0] *= times
                 if source.valued and shape.values is not None:
                     value = _repeated(shape, sizes)

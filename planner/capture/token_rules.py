@@ -7,7 +7,7 @@ in every tensor, and an op that has it is known to treat them one by one, or is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -236,11 +236,16 @@ def _product(name: str, ins: Sequence[int | None], outs: Sequence[int | None]) -
     return (a, b, outs[0]) in {(rows, None, rows), (None, columns, columns)}
 
 
-def mixes_samples(one: Op, two: Op, batch: int) -> bool:
+def mixes_samples(one: Op, two: Op, sizes: Collection[int]) -> bool:
     """True if an op is known to bring samples together.
 
     Ops that are not known are left to certificates: nearly all models treat samples
     one by one, and experts sort the tokens of all samples.
+
+    Args:
+        one: The op.
+        two: The same with twice the samples.
+        sizes: Sizes of dimensions that count samples, or their rows.
     """
     if one.name in {"repeat", "opaque"} or len(one.inputs) != len(two.inputs):
         return False
@@ -250,7 +255,7 @@ def mixes_samples(one: Op, two: Op, batch: int) -> bool:
     held = [
         (axis, shape)
         for axis, shape, value in rows
-        if axis is not None and axis >= 0 and shape[axis] == batch and value is None
+        if axis is not None and axis >= 0 and shape[axis] in sizes and value is None
     ]
     if one.pointwise and one.others != two.others:
         # A number of which only the batch is the cause.

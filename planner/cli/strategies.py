@@ -300,6 +300,7 @@ class CompareCommand:
     """Share of each device's memory that may be used."""
     time_budget_s: OptionalFloat = None
     """Time limit of the search in seconds."""
+    kernels: KernelsOption = "as-is"
     options: Annotated[WantedOptions, tyro.conf.arg(name="")] = field(
         default_factory=WantedOptions
     )
@@ -325,7 +326,10 @@ class CompareCommand:
                 calibration=self.calibration,
                 memory_fraction=self.memory_fraction,
                 time_budget_s=self.time_budget_s,
+                kernels=self.kernels,
             )
+        warn_of_fallbacks(found.ours.provenance.assumptions)
+        tell_of_kernels(found.ours)
         if self.out is not None:
             found.ours.save(self.out)
             note(f"wrote {self.out}")

@@ -551,6 +551,7 @@ class PricingContext:
                 same = np.zeros(pp, dtype=np.int64)
                 return self.groups(np.array([degree]), np.array([stride]), same)
 
+            second = self.regime.communication.shards.second_copy
             self._replicas[key] = replica_groups(
                 of_ranks(ways, tp),
                 of_ranks(copies, tp * ways),
@@ -559,6 +560,7 @@ class PricingContext:
                 on_gpu=self.on_gpu,
                 core_wait_s=self.core_wait_s,
                 sum_share=self.sum_share,
+                near=of_ranks(second, tp) if second > 1 else None,
             )
             if copies > 1 and self.sums_by_table:
                 mirror = self._own_sums(copies, tp * ways)

@@ -79,6 +79,13 @@ def _zero(strategy: Strategy) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage}
     if stage == 3 and mesh.dp_replicate > 1:
         zero["mics_shard_size"] = mesh.dp_shard
+    shards = strategy.communication.shards
+    if shards.second_copy > 1:
+        zero["zero_hpz_partition_size"] = shards.second_copy
+    if shards.weight_bits is not None:
+        zero["zero_quantized_weights"] = True
+    if shards.gradient_bits is not None:
+        zero["zero_quantized_gradients"] = True
     there = {"device": "cpu", "pin_memory": True}
     if strategy.offload.states != "none":
         zero["offload_optimizer"] = there

@@ -1,14 +1,15 @@
 """Attention that writes its scores, and the fused kernel that stands in for it.
 
 Recognised is a softmax between two products without weights, whatever scales, masks or
-casts the scores on the way. The kernel keeps queries, keys, values, its output and one
+casts the scores on the way; a sink of each head, one more score that no value belongs
+to, may join them. The kernel keeps queries, keys, values, its output and one
 number of 32 bits a row, and computes scores again in its backward (Dao et al. 2022,
 arXiv:2205.14135).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +20,9 @@ __all__ = ["fused_attention"]
 
 _COPIES = frozenset({"aten::clone", "aten::contiguous"})
 _DROPOUT = "aten::native_dropout"
+_JOIN = "aten::cat"
+#: Ops that find the largest score of a row, which may be taken from all of it.
+_PEAKS = frozenset({"aten::max", "aten::amax"})
 #: Ops that tell a causal mask by the positions of two tokens.
 _COMPARES = frozenset(
     f"aten::{name}" for name in ("le", "lt", "ge", "gt", "tril", "triu")
@@ -59,6 +63,7 @@ class _Attention:
         scores: Product of queries and keys; likewise mixed, that of scores and values.
         rows: All ops between them, and copies into another layout around.
         side: Storages that meet the scores: masks.
+        sinks: Storages of sinks, joined by op ``join``; empty without.
         dropped: Whether scores are.
     """
 
@@ -67,6 +72,8 @@ class _Attention:
     mixed: int
     rows: set[int]
     side: list[int] = field(default_factory=list)
+    sinks: tuple[int, ...] = ()
+    join: int = -1
     dropped: bool = False
 
     @classmethod
@@ -100,15 +107,51 @@ class _Attention:
             self.scores = row
         else:
             size = last.batch * last.m * last.k
-            if not graph.fusible[row] or index.numel(storage) != size:
+            wide = size + last.batch * last.m
+            found = index.numel(storage)
+            if not graph.fusible[row] or found not in (size, wide):
                 return False
-            before = [i for i in graph.inputs[row] if self._lead(i)]
+            if found == wide and graph.names[row] == _JOIN:
+                return self._join(row, size)
+            reads = self._without_peak(graph.inputs[row])
+            before = [i for i in reads if self._lead(i)]
             leads = len(before) == 1
-            self.side += [i for i in graph.inputs[row] if i not in before]
+            self.side += [i for i in reads if i not in before]
         if leads:
             self.rows.update((row, *again))
             self.side += [i for r in again for i in graph.inputs[r] if i != storage]
         return leads
+
+    def _join(self, row: int, size: int) -> bool:
+        """Follow scores on through the op that joins sinks to them."""
+        index, graph = self.index, self.index.graph
+        joined = graph.inputs[row]
+        scores = [i for i in joined if i >= 0 and index.numel(i) == size]
+        sinks = tuple(i for i in joined if i not in scores)
+        if len(scores) != 1 or len(sinks) != 1 or not self._is_weight(sinks[0]):
+            return False
+        self.sinks, self.join = sinks, row
+        self.rows.add(row)
+        return self._lead(scores[0])
+
+    def _is_weight(self, storage: int) -> bool:
+        """Return True for a weight, or one in another form."""
+        row = self.index.maker(storage) if storage >= 0 else None
+        reads = self.index.graph.inputs[row] if row is not None else (storage,)
+        return bool(reads) and max(reads) < 0
+
+    def _without_peak(self, reads: Sequence[int]) -> list[int]:
+        """Return inputs of an op but for the largest of each row of another of them."""
+        index, graph = self.index, self.index.graph
+        left = []
+        for storage in reads:
+            row = index.maker(storage)
+            peak = row is not None and graph.names[row] in _PEAKS
+            if row is not None and peak and graph.inputs[row][0] in reads:
+                self.rows.add(row)
+            else:
+                left.append(storage)
+        return left
 
     def _has_plain_masks(self) -> bool:
         """Return True if no gradient goes to what meets the scores."""
@@ -154,10 +197,11 @@ class _Attention:
                 kv_heads=max(1, round(heads * k / whole[1])),
                 kv_bytes=k + v,
             ),
-            inputs=tuple(dict.fromkeys(storages)),
+            inputs=tuple(dict.fromkeys((*storages, *self.sinks))),
             outputs=(out, lse),
             saves=(*storages, out, lse) if trained else (),
             forward_bytes=moved,
+            weight_bytes=float(graph.weight_bytes[self.join]) if self.sinks else 0.0,
             # It also reads the gradient of its output, and writes three.
             backward_bytes=trained * (moved + written + q + k + v),
             backward_flops=trained * 2.0 * flops,

@@ -16,7 +16,8 @@ from planner.imports.base import (
     divided,
     ignored_keys,
 )
-from planner.schema import Mesh, Optimizer, Precision
+from planner.schema import Communication, Mesh, Optimizer, Precision
+from planner.schema.strategy_parts import ShardTraffic
 
 __all__ = ["deepspeed_of_keys", "deepspeed_strategy"]
 
@@ -110,6 +111,16 @@ def deepspeed_of_keys(
         "compile": compiled,
         "offload": keys.offload,
     }
+    if stage == 3 and zero.shards.second_copy > 1:
+        divided(
+            "the ranks that ZeRO shards over",
+            shard * axes.cp,
+            by=zero.shards.second_copy,
+            rule="zero_optimization.zero_hpz_partition_size",
+        )
+    if stage == 3 and zero.shards != ShardTraffic():
+        fields["communication"] = Communication(shards=zero.shards)
+        fields["semantics"] = "approximate" if _inexact(zero.shards) else "exact"
     mesh = Mesh(
         pp=axes.pp, dp_replicate=dp // shard, dp_shard=shard, cp=axes.cp, tp=axes.tp
     )
@@ -252,14 +263,15 @@ _OFFLOAD: dict[str, OffloadedPart] = {
 class _Zero(NamedTuple):
     stage: int
     mics: int
+    shards: ShardTraffic
 
 
 def _zero(keys: Keys) -> _Zero:
-    """ZeRO's stage, and over how many replicas MiCS shards."""
+    """ZeRO's stage, over how many replicas MiCS shards, and what shards are sent as."""
     if isinstance(keys.data.get("zero_optimization"), bool):
         # The oldest form, when there was one stage.
         on = keys.data.pop("zero_optimization")
-        return _Zero(stage=int(on), mics=-1)
+        return _Zero(stage=int(on), mics=-1, shards=ShardTraffic())
     zero = keys.inner("zero_optimization")
     if zero.data.get("stage") == "auto":
         raise StrategyError(
@@ -272,12 +284,12 @@ def _zero(keys: Keys) -> _Zero:
         _take_offload(zero, name, part, stage)
     if zero.offload.states == "parameters" and "optimizer" not in zero.offloaded:
         zero.skip("offload_param", "the optimizer's states are priced on the host, too")
-    _quantised(zero)
+    shards = _shard_traffic(zero, stage)
     mics = zero.take("mics_shard_size", int, -1)
     buffers = ignored_keys("deepspeed.zero_optimization")
     zero.pass_over(buffers)
     zero.close(("stage", "mics_shard_size", "offload_optimizer"), buffers)
-    return _Zero(stage=stage, mics=mics)
+    return _Zero(stage=stage, mics=mics, shards=shards)
 
 
 def _take_offload(zero: Keys, name: str, part: OffloadedPart, stage: int) -> None:
@@ -300,28 +312,35 @@ def _take_offload(zero: Keys, name: str, part: OffloadedPart, stage: int) -> Non
     zero.take_offload(name, "cpu" if device is True else device, part)
 
 
-#: Options of ZeRO++ (Wang et al. 2023, arXiv:2306.10209), and what is priced instead.
-_PLUS_PLUS = {
-    "zero_quantized_weights": "weights are gathered in 8 bits; 16 are priced",
-    "zero_quantized_gradients": "gradients travel in 4 bits; 16 are priced",
-    "zero_quantized_nontrainable_weights": (
-        "frozen weights are gathered in 8 bits; 16 are priced"
-    ),
-}
-
-
-def _quantised(zero: Keys) -> None:
-    """Take ZeRO++'s options, and say what they change beside what is priced."""
-    for key, why in _PLUS_PLUS.items():
-        if zero.take(key, bool, False):
-            zero.skip(key, f"not priced: {why}, so this is slower than it will be")
-    group = zero.take("zero_hpz_partition_size", int, 1)
-    if group > 1:
+def _shard_traffic(zero: Keys, stage: int) -> ShardTraffic:
+    """Take ZeRO++'s options (Wang et al. 2023, arXiv:2306.10209)."""
+    frozen = "zero_quantized_nontrainable_weights"
+    if zero.take(frozen, bool, False):
         zero.skip(
-            "zero_hpz_partition_size",
-            f"not priced: each device also holds 1/{group} of the weights in 16 bits, "
-            f"and gathers within {group} devices in backward",
+            frozen,
+            "not priced: frozen weights are gathered in 8 bits; 16 are priced, so this "
+            "is slower than it will be",
         )
+    given = {
+        "zero_hpz_partition_size": max(1, zero.take("zero_hpz_partition_size", int, 1)),
+        "zero_quantized_weights": zero.take("zero_quantized_weights", bool, False),
+        "zero_quantized_gradients": zero.take("zero_quantized_gradients", bool, False),
+    }
+    group, weights, gradients = given.values()
+    if stage == 3:
+        return ShardTraffic(
+            second_copy=group,
+            weight_bits=8 if weights else None,
+            gradient_bits=4 if gradients else None,
+        )
+    for key, value in given.items():
+        if int(value) > int(key == "zero_hpz_partition_size"):
+            zero.skip(key, "no effect below stage 3")
+    return ShardTraffic()
+
+
+def _inexact(shards: ShardTraffic) -> bool:
+    return shards.weight_bits is not None or shards.gradient_bits is not None
 
 
 def _shared(keys: Keys, zero: _Zero, dp: int, cp: int) -> tuple[int, int]:

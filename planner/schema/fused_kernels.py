@@ -66,7 +66,8 @@ FUSED_KERNELS: dict[KernelKind, FusedKernel] = {
         kernel="FlashAttention",
         provider="torch (scaled_dot_product_attention) or flash-attn",
         setting="_attn_implementation",
-        remedy="set attn_implementation to sdpa in the model's config",
+        remedy="set attn_implementation to sdpa in the model's config, or to "
+        "flex_attention if it has attention sinks",
     ),
     "scan": FusedKernel(
         replaces="a selective scan token by token",

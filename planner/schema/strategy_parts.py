@@ -33,6 +33,7 @@ __all__ = [
     "Optimizer",
     "Overlap",
     "Precision",
+    "ShardTraffic",
     "Stage",
     "SumAlgorithm",
     "TensorSharding",
@@ -283,6 +284,30 @@ def _table(collective: Collective, ranks: int) -> SendTable:
     return make(order)
 
 
+class ShardTraffic(Document):
+    """Messages of ranks that ZeRO 3 shards over: DeepSpeed's ZeRO++.
+
+    Source: Wang et al. 2023, arXiv:2306.10209.
+
+    Attributes:
+        second_copy: Neighbouring ranks that share a second copy of the weights, in the
+            dtype of products. A step's first forward leaves it, and all gathers behind
+            that are from it (hpZ); 1 for none. Exact.
+        weight_bits: Bits of a weight that is gathered (qwZ), None for those of the
+            dtype of products. Inexact.
+        gradient_bits: Bits of a gradient that is reduced (qgZ), None for those of the
+            dtype of reductions. Inexact.
+    """
+
+    second_copy: Degree = 1
+    weight_bits: Literal[8] | None = None
+    gradient_bits: Literal[4] | None = None
+
+    def __str__(self) -> str:
+        changed = self.model_dump(exclude_defaults=True).items()
+        return ", ".join(f"{name}={value}" for name, value in changed)
+
+
 class Communication(Document):
     """Ways in which messages travel.
 
@@ -296,11 +321,13 @@ class Communication(Document):
             fills them; ``needed``, behind backward those of the first layers first: the
             weights of each are updated when its sum is there, and in the next forward
             a layer waits for its own alone. Exact.
+        shards: Weights and gradients between ranks that ZeRO 3 shards over.
     """
 
     boundary: Boundary = "direct"
     replicas: Collective = Field(default_factory=Collective)
     buckets: BucketOrder = "filled"
+    shards: ShardTraffic = Field(default_factory=ShardTraffic)
 
 
 #: Tensors that live from step to step and lie in the host's memory: none, what the

@@ -21,7 +21,12 @@ from planner.errors import StrategyError
 from planner.schema import methods
 from planner.schema.optimizers import OPTIMIZERS
 from planner.schema.strategy import Recompute, Strategy
-from planner.schema.strategy_parts import Offload, TensorSharding, matches_pattern
+from planner.schema.strategy_parts import (
+    Offload,
+    ShardTraffic,
+    TensorSharding,
+    matches_pattern,
+)
 
 __all__ = [
     "Case",
@@ -32,6 +37,7 @@ __all__ = [
     "executor_violations",
     "installed_torch",
     "offload_violation",
+    "shards_violation",
     "stream_violation",
     "whole_violation",
 ]
@@ -554,6 +560,46 @@ def _summed(case: Case) -> str | None:
     return None
 
 
+def shards_violation(
+    shards: ShardTraffic, pp: int, zero_stage: int, ways: int, *, plain: bool
+) -> str | None:
+    """Why ranks cannot send weights and gradients as is asked for; None if they can.
+
+    Args:
+        shards: As ``communication.shards``.
+        pp: Pipeline degree.
+        zero_stage: ZeRO's stage.
+        ways: Of dp_shard times that of cp.
+        plain: Whether copies are kept alike in every step.
+    """
+    if shards == ShardTraffic():
+        return None
+    asked = f"communication.shards of {shards}"
+    if zero_stage != 3 or ways == 1 or pp > 1 or not plain:
+        return (
+            f"{asked} with zero_stage={zero_stage} over {ways} ranks and pp={pp}; they "
+            f"are for weights that ZeRO gathers for each unit, use zero_stage=3 with "
+            f"dp_shard > 1, pp=1 and synchronisation=all_reduce, or leave them out"
+        )
+    if ways % shards.second_copy:
+        return (
+            f"{asked}: second_copy={shards.second_copy} does not divide the {ways} "
+            f"ranks of dp_shard x cp; use a divisor, such as the devices of a host"
+        )
+    return None
+
+
+def _shard_traffic(case: Case) -> str | None:
+    """Refuse ZeRO++, which DeepSpeed alone runs."""
+    shards = case.strategy.communication.shards
+    if shards == ShardTraffic():
+        return None
+    return (
+        f"communication.shards of {shards} are DeepSpeed's ZeRO++, which is priced and "
+        f"exported to it, and does not run here; leave communication.shards out"
+    )
+
+
 def _bucket_order(case: Case) -> str | None:
     """Require that weights can be updated bucket by bucket where a plan says so."""
     strategy = case.strategy
@@ -827,6 +873,7 @@ _RULES: tuple[Callable[[Case], str | None], ...] = (
     _boundary,
     _summed,
     _bucket_order,
+    _shard_traffic,
     _compiled,
     _chunked,
     _offloaded,

@@ -17,15 +17,18 @@ from planner.errors import StrategyError
 from planner.schema import Strategy, TensorSharding
 from planner.schema.halo import best_split, split_violation
 from planner.schema.methods import limit_violations
+from planner.schema.methods.all_reduce import AllReduce
 from planner.schema.optimizers import OPTIMIZERS
 from planner.schema.schedules import schedule_name, schedule_spec
 from planner.schema.strategy import plain_replicas
+from planner.schema.strategy_parts import ShardTraffic
 from planner.schema.violations import (
     Case,
     batch_norm_violation,
     boundary_violation,
     coupled_violation,
     offload_violation,
+    shards_violation,
     stream_violation,
     whole_violation,
 )
@@ -491,6 +494,29 @@ RULES: tuple[Rule, ...] = (
         violation=lambda r, f: (
             offload_violation(
                 f.regime.offload, r["pp"], r["zero_stage"], r["dp_shard"] * r["cp"]
+            )
+            or ""
+        ),
+    ),
+    Rule(
+        name="shard traffic",
+        violated=lambda t, f: (
+            (f.regime.communication.shards != ShardTraffic())
+            & (
+                (t.zero_stage != 3)
+                | (t.dp_shard * t.cp == 1)
+                | (t.pp > 1)
+                | (f.regime.synchronisation != AllReduce())
+                | (t.dp_shard * t.cp % f.regime.communication.shards.second_copy != 0)
+            )
+        ),
+        violation=lambda r, f: (
+            shards_violation(
+                f.regime.communication.shards,
+                r["pp"],
+                r["zero_stage"],
+                r["dp_shard"] * r["cp"],
+                plain=f.regime.synchronisation == AllReduce(),
             )
             or ""
         ),

@@ -182,6 +182,15 @@ _NOTES: dict[str, _Note] = {
     "communication.replicas.domains": _Note(means="domains of replicas' sums"),
     "communication.replicas.pieces": _Note(means="pieces of replicas' sums"),
     "communication.buckets": _Note(means="order of replicas' gradient buckets"),
+    "communication.shards.second_copy": _Note(
+        means="ranks that share a second copy of the weights", matters=_is_sharded
+    ),
+    "communication.shards.weight_bits": _Note(
+        means="bits of a gathered weight", matters=_is_sharded
+    ),
+    "communication.shards.gradient_bits": _Note(
+        means="bits of a reduced gradient", matters=_is_sharded
+    ),
     "compile": _Note(means="torch.compile of blocks"),
     "loss_chunks": _Note(means="parts of the tokens whose logits are there at once"),
     "offload.states": _Note(means="states in the host's memory"),

@@ -153,6 +153,11 @@ TARGETS = (
                 "context_algorithm",
                 "grad_clip_norm",
                 "offload.states",
+                "communication.shards.second_copy",
+                "communication.shards.weight_bits",
+                "communication.shards.gradient_bits",
+                # Consent to fewer bits: other methods have fields of their own.
+                "semantics",
                 "device_ranges",
             }
         ),

@@ -115,6 +115,29 @@ def test_models_without_a_sequence_are_looked_at_too() -> None:
     assert graph.config.get("own_loss") == "coupled"
 
 
+class _Choices(nn.Module):
+    """Scores of three choices a question; all choices meet if they are ``compared``."""
+
+    def __init__(self, compared: bool) -> None:
+        super().__init__()
+        self.asked, self.given = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.compared = compared
+
+    def forward(self, asked: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        given = self.given(given)
+        if self.compared:
+            given = given - given.mean(0)
+        scores = given.view(-1, 3, 4) @ self.asked(asked).unsqueeze(2)
+        return scores.squeeze(2)
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_a_sample_may_own_several_rows_of_an_input(compared: bool) -> None:
+    inputs = {"asked": ((2, 4), "float32"), "given": ((6, 4), "float32")}
+    graph = capture(_Choices(compared), inputs, dtype="float32")
+    assert (graph.config.get("own_loss") == "coupled") == compared
+
+
 class _Named(nn.Module):
     """Experts that are found by a name made from values, as NLLB-MoE's are."""
 

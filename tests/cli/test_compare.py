@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import transformers
 
 from planner import predict
+from planner.capture import capture
 from planner.compare import Comparison, compare_with_plan
 from planner.schema import Mesh, Strategy
 from tests.cli.shell import ask
@@ -81,6 +83,36 @@ def test_both_are_laid_side_by_side(capsys: Capsys, tmp_path: Path) -> None:
     table = ask(capsys, "compare", file, *ON).out
     assert "current" in table
     assert "fullest device" in table
+
+
+def test_both_are_priced_with_fused_kernels() -> None:
+    config = transformers.GPT2Config(
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        vocab_size=64,
+        n_positions=64,
+        attn_implementation="eager",
+    )
+    graph = capture(transformers.GPT2LMHeadModel(config), seq_len=64)
+    today = Strategy(mesh=Mesh(dp_replicate=8), microbatch_size=4)
+    found = compare_with_plan(today, graph, "dgx-a100:1", kernels="fused")
+    priced = predict(
+        graph, "dgx-a100:1", today, target="meshwright", kernels="fused"
+    ).prediction
+    assert found.current.prediction == priced
+    assumed = ("fused ones assumed: FlashAttention",) * 2
+    assert ("kernels", *assumed) in found.rows()
+    plain = compare_with_plan(today, graph, "dgx-a100:1")
+    assert plain.current.prediction.step_time_s > priced.step_time_s
+    assert "kernels" not in {name for name, *_ in plain.rows()}
+
+
+def test_kernels_that_stand_in_for_nothing_are_told(
+    capsys: Capsys, tmp_path: Path
+) -> None:
+    words = (_config(tmp_path), *ON, "--kernels", "fused")
+    assert "--kernels fused has no effect" in ask(capsys, "compare", *words).err
 
 
 def test_a_strategy_is_told_by_its_content(capsys: Capsys, tmp_path: Path) -> None:

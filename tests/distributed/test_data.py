@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import planner
 from executors import Samples, build_model, prepare, run
 from executors.data import open_tokens, synthetic_batch
 from planner.errors import ExecutionError
-from planner.schema import Plan
+from planner.schema import Optimizer, Plan, Precision
 from tests.distributed.cases import BATCH, SEQ, VOCAB, build, make_plan
 from tests.distributed.pool import Pool
 
@@ -559,3 +560,68 @@ def test_positions_that_restart_are_refused_where_ranks_share_sequences(
     plan = _with_input(make_plan("llama", cp=2), "position_ids", SEQ)
     for text in pool.run(_restarted, 2, plan.to_json()):
         assert "position_ids restart within a row, and cp=2" in text
+
+
+class Ranker(torch.nn.Module):
+    """Scores of three choices for each question, whose rows follow each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.given = torch.nn.Linear(8, 16), torch.nn.Linear(8, 16)
+        self.mixed = torch.nn.Linear(16, 16)
+
+    def forward(self, question: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        """Return [questions, 3]; choices are [3 questions, 8]."""
+        given = self.mixed(self.given(choices).relu()).view(-1, 3, 16)
+        return torch.einsum("qd,qcd->qc", self.asked(question), given)
+
+
+class Asked(Dataset[Any]):
+    """Questions, each with its three choices."""
+
+    def __len__(self) -> int:
+        return 2 * BATCH
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        drawn = torch.Generator().manual_seed(index)
+        rows = torch.randn(4, 8, generator=drawn)
+        return {"question": rows[:1], "choices": rows[1:]}
+
+
+def ranked(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.cat([one[name] for one in samples]) for name in samples[0]}
+
+
+def train_ranker(plan_json: str) -> list[float]:
+    data = DataLoader(Asked(), batch_size=BATCH, collate_fn=ranked)
+    return list(run(Plan.from_json(plan_json), Ranker, data, steps=2).losses)
+
+
+@pytest.mark.parametrize("mesh", [{"dp_replicate": 2}, {"pp": 2}], ids=["dp", "pp"])
+def test_a_sample_s_rows_stay_together_on_every_mesh(
+    pool: Pool, mesh: dict[str, int]
+) -> None:
+    plan = planner.plan(
+        Ranker(),
+        "local:2",
+        example_inputs={
+            "question": ((2, 8), "float32"),
+            "choices": ((6, 8), "float32"),
+        },
+        global_batch=BATCH,
+        pin={**mesh, "num_microbatches": 4},
+        precision=Precision(compute="float32"),
+        optimizer=Optimizer(name="SGD", learning_rate=0.1),
+        certify=False,
+    )
+    model, wanted = build_model(Ranker), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for first in (0, BATCH):
+        batch = ranked([Asked()[first + index] for index in range(BATCH)])
+        optimizer.zero_grad()
+        loss = model(**batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        wanted.append(loss.item())
+    found = pool.run(train_ranker, 2, plan.to_json())
+    assert found == [pytest.approx(wanted, rel=1e-5)] * 2

@@ -315,6 +315,42 @@ def test_skipping_is_refused_where_more_than_weights_is_kept(pool: Pool) -> None
         assert "synchronisation=all_reduce" in text
 
 
+class BlockWise(torch.optim.SGD):
+    """Keeps states of a byte a number in blocks, as bitsandbytes does."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["absmax"] = torch.zeros(3)
+
+
+def in_blocks(plan_json: str, folder: str) -> tuple[str, int]:
+    told: list[Any] = []
+    plan = Plan.from_json(plan_json)
+    with pytest.raises(ExecutionError) as refused:
+        run(
+            plan,
+            lambda: build(plan.model.name),
+            steps=9,
+            optimizer=lambda named: BlockWise([p for _, p in named], lr=0.1),
+            on_step=told.append,
+            checkpoint_dir=folder,
+            checkpoint_every=5,
+        )
+    return str(refused.value), len(told)
+
+
+def test_states_that_cannot_be_saved_are_refused_behind_the_first_step(
+    pool: Pool, tmp_path: Path
+) -> None:
+    plan = make_plan("perceptron").to_json()
+    found, steps = pool.run(in_blocks, 1, plan, str(tmp_path / "kept"))[0]
+    assert steps == 0
+    assert "BlockWise keeps 'absmax' of" in found
+    assert "as [3], neither a scalar tensor nor of its shape" in found
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

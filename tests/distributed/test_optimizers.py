@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from executors import build_model, prepare
+from executors.checkpoints.eight_bit import decoded, is_eight_bit
 from executors.data import synthetic_batch
 from executors.dryrun import dry_run
 from executors.losses import LossFunction
 from executors.optimizers import build_optimizer
+from planner.capture import load_model
 from planner.errors import ExecutionError
 from planner.schema import Offload, Optimizer, Plan
 from planner.schema.violations import executor_violations
@@ -22,8 +24,14 @@ from tests.distributed.planned import planned
 from tests.distributed.pool import Pool
 from tests.marked import cases
 from tests.models.tiny import TINY
+from tests.plans import TINY as EXAMPLE
+from tests.plans import local_plan
 
 STEPS = 4
+
+with_torchao = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None, reason="torchao is not installed"
+)
 
 
 def train(plan_json: str, steps: int, folder: str) -> list[float]:
@@ -128,6 +136,62 @@ def test_what_an_optimizer_cannot_update_is_refused(
     spec = Optimizer.model_validate({"name": optimizer})
     plan = make_plan("llama", optimizer=spec, semantics="approximate", **changes)
     assert any(reason in one for one in executor_violations(plan.strategy))
+
+
+def train_in_8_bits(plan_json: str, steps: int, folder: str, into: str) -> list[Any]:
+    """Losses of steps, then the kinds of states that have 8 bits in some parameters.
+
+    Not compiled: that takes a minute a shape.
+    """
+    torch.compiler.set_stance("force_eager")
+    plan = Plan.from_json(plan_json)
+    losses: list[Any] = []
+    model = load_model(f"hf:{EXAMPLE}", seq_len=32)
+    with prepare(plan, model.build) as training:
+        training.load(folder)
+        while training.done < steps:
+            batch = synthetic_batch(plan.workload, training.done)
+            losses.append(training.step(batch).loss)
+        training.save(into)
+        states = training.optimizer.state.values()
+        losses.append({k for one in states for k, v in one.items() if is_eight_bit(v)})
+    return losses
+
+
+@with_torchao
+def test_states_of_8_bits_are_kept_to_the_bit(pool: Pool, tmp_path: Path) -> None:
+    spec = Optimizer(name="AdamW8bit", learning_rate=1e-2)
+    plans = [
+        local_plan(optimizer=spec, **pins).to_json()
+        for pins in ({"dp_shard": 2, "zero_stage": 3}, {"tp": 2})
+    ]
+    whole, kept, other = (str(tmp_path / name) for name in ("whole", "kept", "other"))
+    *found, kinds = pool.run(train_in_8_bits, 2, plans[0], 4, whole, whole)[0]
+    assert kinds == {"exp_avg", "exp_avg_sq"}
+    *first, _ = pool.run(train_in_8_bits, 2, plans[0], 2, kept, kept)[0]
+    *moved, kinds = pool.run(train_in_8_bits, 2, plans[1], 4, kept, other)[0]
+    assert kinds == {"exp_avg", "exp_avg_sq"}
+    *rest, _ = pool.run(train_in_8_bits, 2, plans[0], 4, kept, kept)[0]
+    assert [*first, *rest] == found
+    # Blocks of other numbers have other scales.
+    assert moved == pytest.approx(rest, rel=1e-3)
+
+
+@with_torchao
+def test_numbers_in_checkpoints_encode_to_the_same_codes() -> None:
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(64, 256, generator=generator)
+    values *= 10 ** torch.randint(-18, 4, (64, 1), generator=generator)
+    values[0], values[1] = 0, -values[1].abs()
+    for signed in (True, False):
+        state = OptimState8bit.zeros((64, 256), signed)
+        state.copy_(values if signed else values.abs())
+        again = OptimState8bit.zeros((64, 256), signed)
+        again.copy_(decoded(state))
+        assert torch.equal(again.codes, state.codes)
+        assert torch.equal(again.scale, state.scale)
 
 
 @pytest.mark.skipif(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter({"input_ids": row.tolist()} for row in ROWS[: self.count])
+
+
+class Tensors(Stream):
+    """The same as tensors."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter({"input_ids": row} for row in ROWS[: self.count])
 
 
 def token_file(folder: Path) -> str:
@@ -356,6 +364,60 @@ def test_evaluation_data_without_an_end_is_refused() -> None:
 def test_bad_data_is_named(given: Callable[[], Any], words: str) -> None:
     with pytest.raises(ExecutionError, match=words):
         open_source(given(), workload(), part(0, 1)).batch(0)
+
+
+def choices(samples: list[Any]) -> dict[str, torch.Tensor]:
+    """Three rows of choices a sample, one after the other, and one label."""
+    rows = [
+        torch.stack([one["input_ids"] + choice for choice in range(3)])
+        for one in samples
+    ]
+    labels = torch.stack([one["input_ids"][0] for one in samples])
+    return {"input_ids": labels[:, None].expand(-1, LENGTH), "choices": torch.cat(rows)}
+
+
+def of_choices(index: int) -> Part:
+    spec = InputSpec(name="choices", shape=(LENGTH,), dtype="int64", rows=3)
+    return replace(part(index, 2), inputs=(*workload().inputs, spec))
+
+
+@pytest.mark.parametrize("kind", ["loader", "samples", "stream"])
+def test_a_rank_reads_all_rows_of_its_samples(kind: str) -> None:
+    def opened() -> Any:
+        if kind == "loader":
+            return DataLoader(Rows(), batch_size=BATCH, collate_fn=choices)
+        data = Rows() if kind == "samples" else Tensors()
+        return Samples(dataset=data, collate_fn=choices, shuffle=False)
+
+    found = [
+        open_source(opened(), workload(), of_choices(index)).batch(0).values  # type: ignore[union-attr]
+        for index in range(2)
+    ]
+    whole = choices([{"input_ids": row} for row in ROWS[:BATCH]])
+    for name, value in whole.items():
+        assert torch.equal(torch.cat([one[name] for one in found]), value)
+    with pytest.raises(ExecutionError, match=r"12 samples in 'choices'"):
+        open_source(opened(), workload(), part(0, 2)).batch(0)
+
+
+def pairs(samples: list[Any]) -> dict[str, torch.Tensor]:
+    rows = [row for one in samples for row in (one["input_ids"], one["input_ids"] + 1)]
+    return {"input_ids": torch.stack(rows)}
+
+
+def test_a_sample_of_a_loader_may_be_several_of_the_plan() -> None:
+    def read(index: int, microbatch: int, collate_fn: Any = pairs) -> torch.Tensor:
+        data = DataLoader(Rows(), batch_size=BATCH // 2, collate_fn=collate_fn)
+        own = replace(part(index, 2), microbatch=microbatch, inputs=workload().inputs)
+        found = open_source(data, workload(), own).batch(0)
+        return found.values["input_ids"]  # type: ignore[union-attr]
+
+    whole = pairs([{"input_ids": row} for row in ROWS[: BATCH // 2]])["input_ids"]
+    assert torch.equal(torch.cat([read(index, 2) for index in range(2)]), whole)
+    with pytest.raises(ExecutionError, match=r"which would be 2 .*=1 would cut"):
+        read(0, 1)
+    with pytest.raises(ExecutionError, match=r"gives 4 samples, the plan trains .*=8"):
+        read(0, 2, None)
 
 
 def test_a_sampler_that_divides_batches_again_is_refused() -> None:

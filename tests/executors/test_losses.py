@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from executors.losses import LossFunction, Tally, select_output, target_of
+from executors.own_loss import OwnLossFunction
 from planner.errors import ExecutionError
 
 
@@ -162,3 +164,37 @@ def test_counts_of_parts_make_up_those_of_the_batch(kind: Any) -> None:
     assert tallies[1].count == 7
     parts.take(Tally.total(tallies), 2)
     assert parts.count == whole.count == 23
+
+
+@pytest.mark.parametrize("first", ["questions", "choices"])
+def test_a_loss_of_ones_own_is_given_all_rows_of_its_samples(first: str) -> None:
+    torch.manual_seed(0)
+    batch = {"questions": torch.randn(4, 3), "choices": torch.randn(8, 3)}
+    scores = torch.randn(8, 3)
+
+    def of(scores: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        choices = (batch["choices"] * scores).view(-1, 2, 3).sum(1)
+        return (choices * batch["questions"]).sum(1)
+
+    whole = of(scores, batch).mean()
+    loss = OwnLossFunction(
+        kind="mean_square",
+        data_parallel=1,
+        function=of,
+        rows={"questions": 1, "choices": 2},
+    )
+    order = {first: batch[first], **batch}
+    loss.prepare(order, 2)
+    parts = zip(scores.chunk(2), loss.target(order).chunk(2), strict=True)
+    found = sum(float(loss(rows, numbers)) for rows, numbers in parts)
+    assert found == pytest.approx(float(whole))
+    other = OwnLossFunction(
+        kind="mean_square",
+        data_parallel=2,
+        function=lambda scores, batch: scores.mean(),
+        rows=loss.rows,
+    )
+    other.prepare(order, 1)
+    numbers = other.target(order)
+    with pytest.raises(ExecutionError, match="output has 7 rows for 4 samples"):
+        other(scores[:7], numbers)

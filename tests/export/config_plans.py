@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from planner.schema import Offload, Optimizer, Plan, Precision, TensorSharding
+from planner.schema import (
+    Communication,
+    Offload,
+    Optimizer,
+    Plan,
+    Precision,
+    TensorSharding,
+)
+from planner.schema.strategy_parts import ShardTraffic
 from tests.export.plans import PLANS, make_plan
 
 __all__ = ["ACCELERATE", "DEEPSPEED", "EXPRESSIBLE", "NANOTRON", "SCRIPTS"]
@@ -58,6 +66,15 @@ DEEPSPEED: dict[str, Plan] = {
     "mics": PLANS["hybrid"],
     "offloaded": make_plan(
         mesh={"dp_shard": 8}, zero_stage=3, offload=Offload(states="parameters")
+    ),
+    "zero-plus-plus": make_plan(
+        ((2, 4),),
+        mesh={"dp_shard": 8},
+        zero_stage=3,
+        communication=Communication(
+            shards=ShardTraffic(second_copy=4, weight_bits=8, gradient_bits=4)
+        ),
+        semantics="approximate",
     ),
     "offloaded-optimizer": make_plan(
         mesh={"dp_shard": 8}, zero_stage=1, offload=Offload(states="optimizer")

@@ -227,6 +227,76 @@ def test_a_model_without_such_code_stays_as_it_is() -> None:
     assert _price(graph, "fused").prediction == _price(graph).prediction
 
 
+def _gpt_oss(kind: str) -> nn.Module:
+    sizes = {**_SIZES, "num_hidden_layers": 2, "max_position_embeddings": 4096}
+    config = transformers.GptOssConfig(
+        **sizes,
+        head_dim=16,
+        intermediate_size=32,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["full_attention"] * 2,
+    )
+    model = transformers.GptOssForCausalLM(config)
+    # torch's kernel knows no sinks: what it moves and keeps is the same without.
+    model.config._attn_implementation = kind
+    return model
+
+
+def test_attention_with_sinks_has_the_price_of_a_kernel() -> None:
+    graphs = [
+        capture(_gpt_oss(kind), seq_len=_TOKENS, batch=_BATCH, dtype="bfloat16")
+        for kind in ("eager", "sdpa")
+    ]
+    fused, captured = with_fused_kernels(graphs[0]), graphs[1]
+    assert fused.fused == {"attention": 2}
+    assert fused.causal
+    for ours, theirs in zip(fused.blocks, captured.blocks, strict=True):
+        if "self_attn" not in ours.name:
+            continue
+        sizes = ("forward_flops", "backward_flops", "saved_bytes")
+        for name in (*sizes, "saved_selective_bytes"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+        moved = [
+            [
+                sum(kernel.count * getattr(kernel, name) for kernel in block.kernels)
+                for name in ("forward_bytes", "backward_bytes")
+            ]
+            for block in (ours, theirs)
+        ]
+        assert moved[0] == moved[1]
+        # The sinks stay weights of the block, and are read by its kernel.
+        assert ours.parameter_count == theirs.parameter_count + 4
+        assert sum(kernel.weight_bytes for kernel in ours.kernels) == 8 + sum(
+            kernel.weight_bytes for kernel in theirs.kernels
+        )
+
+
+class _Sinking(nn.Module):
+    """Attention with a sink a head, or one that each token computes for itself."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.qkv, self.own = nn.Linear(16, 48), own
+        self.sinks, self.sink = nn.Parameter(torch.zeros(2)), nn.Linear(16, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (2, 24)).transpose(1, 2).chunk(3, -1)
+        scores = q @ k.transpose(-1, -2)
+        sinks = self.sinks.view(1, 2, 1, 1).expand(len(x), -1, x.shape[1], -1)
+        if self.own:
+            sinks = self.sink(x).transpose(1, 2).unsqueeze(-1)
+        shares = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        return (shares @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(("own", "found"), [(False, {"attention": 1}), (True, {})])
+def test_sinks_are_weights(own: bool, found: dict[str, int]) -> None:
+    graph = capture(lambda: _Sinking(own), {"x": ((2, 64, 16), "float32")})
+    assert with_fused_kernels(graph).fused == found
+
+
 class _Biased(nn.Module):
     """Attention whose scores have a learned bias, which no kernel takes."""
 

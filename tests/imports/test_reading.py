@@ -9,6 +9,7 @@ import pytest
 
 from planner.errors import MeshwrightError, PlanFileError, StrategyError
 from planner.imports import Imported, Wanted, detect_source, import_text, name_stages
+from planner.schema.strategy_parts import ShardTraffic
 
 BASE = (
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size=2 --num-layers 8 "
@@ -281,6 +282,30 @@ def test_what_is_offloaded_is_read_or_passed_over_if_asked() -> None:
     assert found.strategy.zero_stage == 3
     assert not found.strategy.offload
     assert told(found)["zero_optimization.offload_param"].startswith("cpu: priced wit")
+
+
+def test_second_copies_and_fewer_bits_are_read() -> None:
+    plus = {
+        "zero_hpz_partition_size": 4,
+        "zero_quantized_weights": True,
+        "zero_quantized_gradients": True,
+    }
+    strategy = deepspeed(8, zero_optimization={"stage": 3, **plus}).strategy
+    shards = ShardTraffic(second_copy=4, weight_bits=8, gradient_bits=4)
+    assert strategy.communication.shards == shards
+    assert strategy.semantics == "approximate"
+    exact = {"stage": 3, "zero_hpz_partition_size": 4, "zero_quantized_weights": False}
+    strategy = deepspeed(8, zero_optimization=exact).strategy
+    assert strategy.communication.shards == ShardTraffic(second_copy=4)
+    assert strategy.semantics == "exact"
+    below = deepspeed(8, zero_optimization={"stage": 2, **plus})
+    assert below.strategy.communication.shards == ShardTraffic()
+    assert all(
+        told(below)[f"zero_optimization.{key}"] == "no effect below stage 3"
+        for key in plus
+    )
+    with pytest.raises(StrategyError, match="zero_hpz_partition_size"):
+        deepspeed(8, zero_optimization={"stage": 3, "zero_hpz_partition_size": 3})
 
 
 def test_offloading_that_a_stage_of_zero_does_not_heed() -> None:

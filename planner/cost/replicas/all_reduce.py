@@ -44,6 +44,7 @@ from planner.schema import Precision
 from planner.schema.buckets import cut_into_buckets
 from planner.schema.methods import Synchronisation
 from planner.schema.send_tables import SendTable
+from planner.schema.strategy_parts import ShardTraffic
 from planner.simulate.compiled import compiled, inlined, inner
 from planner.units import dtype_bytes
 
@@ -76,6 +77,7 @@ def _exposed(
     pp: int,
     many: int,
     gather: float,
+    again: float,
     scatter: float,
     mirror: float,
     under_forward: float,
@@ -86,15 +88,18 @@ def _exposed(
 ) -> float:
     """Seconds that a step's gathers, scatters and all-reduces add to it.
 
-    ``gather`` and the next two are the seconds of one of each, then what a microbatch's
-    forward and backward can hide, and what a hidden second costs compute.
+    ``gather`` and the next three are the seconds of one of each, ``again`` of a gather
+    behind a step's first, then what a microbatch's forward and backward can hide, and
+    what a hidden second costs compute.
     """
     if pp > 1 and not behind_pipeline:
-        again = many * _beside(gather, under_backward, cost) if zero == 3 else 0.0
-        return gather + again + scatter + mirror
+        later = many * _beside(again, under_backward, cost) if zero == 3 else 0.0
+        return gather + later + scatter + mirror
     # Gathers and reductions of one backward share its links and its compute.
-    behind = scatter + (gather if zero == 3 else 0.0)
-    gathers = (many if zero == 3 else 1) * _beside(gather, under_forward, cost)
+    behind = scatter + (again if zero == 3 else 0.0)
+    gathers = _beside(gather, under_forward, cost)
+    if zero == 3:
+        gathers += (many - 1) * _beside(again, under_forward, cost)
     # Without a reduction of its own, a backward has ZeRO 3's gathers to hide alone. A
     # pipeline adds up the gradients of its microbatches before it reduces any.
     own = behind if each and pp == 1 else behind - scatter
@@ -146,10 +151,12 @@ def _fill_exposed(
     shard: Index,
     mirrored: Array,
     replicate: Index,
+    near: Index,
     gather_lines: Array,
+    again_lines: Array,
     scatter_lines: Array,
     mirror_lines: Array,
-    bytes_each: tuple[int, int],
+    bytes_each: tuple[float, float, float],
     hidden: float,
     cost: float,
     behind_pipeline: bool,
@@ -162,12 +169,13 @@ def _fill_exposed(
     for i in range(len(exposed)):
         group, pieces = shard[i], max(units[i], 1.0)
         reduced = trained[i] * bytes_each[1]
+        gathered = scalars[i] * bytes_each[0]
         buckets = pieces
-        if whole[i] and bytes_each[0] == bytes_each[1]:
-            buckets = 1 + reduced // _BUCKET_BYTES
+        if whole[i] and bytes_each[0] == bytes_each[2]:
+            buckets = 1 + trained[i] * bytes_each[2] // _BUCKET_BYTES
         if whole[i] and first > 0:
             exposed[i] = _beside_forward(
-                _wire(mirror_lines[replicate[i]], mirrored[i] * bytes_each[1], buckets),
+                _wire(mirror_lines[replicate[i]], mirrored[i] * bytes_each[2], buckets),
                 hidden * backward_s[i],
                 hidden * forward_s[i],
                 first,
@@ -179,10 +187,11 @@ def _fill_exposed(
             zero_stage[i],
             pp[i],
             many[i],
-            _wire(gather_lines[group], scalars[i] * bytes_each[0], pieces),
+            _wire(gather_lines[group], gathered, pieces),
+            _wire(again_lines[near[i]], gathered, pieces),
             (2.0 if scatters_whole and zero_stage[i] == 1 else 1.0)
             * _wire(scatter_lines[group], reduced, pieces),
-            _wire(mirror_lines[replicate[i]], mirrored[i] * bytes_each[1], buckets),
+            _wire(mirror_lines[replicate[i]], mirrored[i] * bytes_each[2], buckets),
             hidden * forward_s[i],
             hidden * backward_s[i],
             cost,
@@ -191,10 +200,17 @@ def _fill_exposed(
         )
 
 
-def _payload_bytes(precision: Precision) -> tuple[int, int]:
-    """Bytes of a scalar in a gather and in a reduction."""
+def _payload_bytes(
+    precision: Precision, shards: ShardTraffic
+) -> tuple[float, float, float]:
+    """Bytes of a scalar in a gather, in a reduction to shards, and in one of copies."""
     name = "bfloat16" if precision.compute == "float8" else precision.compute
-    return dtype_bytes(name), dtype_bytes(precision.reduce)
+    gather, reduce = float(dtype_bytes(name)), float(dtype_bytes(precision.reduce))
+    return (
+        gather if shards.weight_bits is None else shards.weight_bits / 8,
+        reduce if shards.gradient_bits is None else shards.gradient_bits / 8,
+        reduce,
+    )
 
 
 def exposed_seconds(
@@ -205,6 +221,7 @@ def exposed_seconds(
     *,
     on_gpu: bool = True,
     first: float = 0.0,
+    shards: ShardTraffic | None = None,
 ) -> Array:
     """The seconds of :func:`replica_traffic` alone, with the same arguments. [n]."""
     room = np.ones(len(rows.pp))
@@ -224,10 +241,12 @@ def exposed_seconds(
         plain(groups.shard.which),
         np.ascontiguousarray(copies.mirrored),
         plain(groups.replicate.which),
+        plain(groups.near.which),
         groups.gather,
+        groups.again,
         groups.scatter,
         groups.mirror,
-        _payload_bytes(precision),
+        _payload_bytes(precision, shards or ShardTraffic()),
         # One process computes and communicates on CPU: there is nothing to hide under.
         recipe.overlap if on_gpu else 0.0,
         recipe.overlap_cost,
@@ -304,6 +323,7 @@ def replica_traffic(
     *,
     on_gpu: bool = True,
     first: float = 0.0,
+    shards: ShardTraffic | None = None,
 ) -> ReplicaTraffic:
     """Exposed time of gathers and reductions, and the bytes that they move.
 
@@ -316,18 +336,24 @@ def replica_traffic(
         first: Share of the sums of plain replicas that the next forward waits for
             before it begins, where it waits for others later on; 0 where it waits for
             all.
+        shards: What ranks that ZeRO shards over send each other; None for the dtypes
+            of the precision, without a second copy.
     """
     exposed = exposed_seconds(
-        rows, groups, precision, recipe, on_gpu=on_gpu, first=first
+        rows, groups, precision, recipe, on_gpu=on_gpu, first=first, shards=shards
     )
-    copies, n = _copies(rows, groups), groups.shard.size
+    copies, n, near = _copies(rows, groups), groups.shard.size, groups.near.size
     gathers, scatters = _rounds(rows)
     scatters = scatters if recipe.reduces_each else np.minimum(scatters, 1.0)
     if recipe.reduces_whole:
         scatters = np.where(rows.zero_stage == 1, 2.0, scatters)
-    gather, reduce = _payload_bytes(precision)
-    gathers, scatters = gathers * gather * (n > 1), scatters * reduce * (n > 1)
-    sent = copies.sent_gathered * gathers + copies.sent_scattered * scatters
+    gather, scatter, reduce = _payload_bytes(precision, shards or ShardTraffic())
+    gathers, scatters = gathers * gather * (n > 1), scatters * scatter * (n > 1)
+    # Behind a step's first gather none goes further than a second copy.
+    away, inside = copies.sent_gathered * gathers, copies.sharded * (near - 1) / near
+    first_alone = copies.sent_gathered * gather + inside * (gathers - gather)
+    away = np.where((near < n) & (n > 1), first_alone, away)
+    sent = away + copies.sent_scattered * scatters
     return ReplicaTraffic(
         exposed_s=exposed,
         gathered_bytes=copies.sharded * gathers,
@@ -422,6 +448,7 @@ def _with_copies(
         context.recipe,
         on_gpu=context.on_gpu,
         first=_needed_first(context),
+        shards=context.regime.communication.shards,
     )
     copied = _copied_seconds(rows, groups, context)
     return replace(found, exposed_s=found.exposed_s + copied)
@@ -443,8 +470,9 @@ def _copied_seconds(
     Without hooks a lone rank casts its weights, and adds up what it widens.
     """
     recipe, of = context.recipe, context.scalar_bytes
+    quantised = _quantised_seconds(rows, context)
     if not (recipe.local_copies and context.on_gpu):
-        return np.zeros(len(rows.pp))
+        return quantised
     ways = groups.shard.size
     gathers, scatters = _rounds(rows)
     scatters = scatters if recipe.reduces_each else np.minimum(scatters, 1.0)
@@ -453,23 +481,46 @@ def _copied_seconds(
     out = 2 * of.reduce * (ways == 1)
     reduced = rows.trained * scatters * (_CUT * (of.compute + of.reduce) + out)
     sharded = (rows.zero_stage > 0) | (of.stored != of.compute)
-    rates = [
-        device.memory_bandwidth_bytes_per_s
-        * context.constants(device).memory_efficiency
-        for device in context.cluster.device_types
-    ]
+    rate = _memory_rate(context)
     many = rows.num_microbatches
     turns = np.where(rows.pp == 1, many, (many + rows.pp - 1) / rows.pp)
     hooks = rows.hooks_s * np.where(rows.zero_stage == 3, many, 1)
     hooks = hooks + rows.passes_s * turns
-    wrapped = np.where(sharded, (gathered + reduced) / min(rates) + hooks, 0.0)
-    if not recipe.own_casts or of.stored == of.compute:
-        return wrapped
-    apart = context.regime.synchronisation.apart
-    whole = (rows.zero_stage == 0) & ((groups.replicate.size == 1) | apart)
-    widened = many * (of.compute + of.stored) + (many - 1) * of.stored
-    moved = rows.scalars * cast * ways + rows.trained * widened
-    return np.where(whole, moved / min(rates), wrapped)
+    copied = np.where(sharded, (gathered + reduced) / rate + hooks, 0.0)
+    if recipe.own_casts and of.stored != of.compute:
+        apart = context.regime.synchronisation.apart
+        whole = (rows.zero_stage == 0) & ((groups.replicate.size == 1) | apart)
+        widened = many * (of.compute + of.stored) + (many - 1) * of.stored
+        moved = rows.scalars * cast * ways + rows.trained * widened
+        copied = np.where(whole, moved / rate, copied)
+    return np.asarray(copied + quantised)
+
+
+def _memory_rate(context: PricingContext) -> float:
+    """Bytes/s that the slowest device's memory reaches."""
+    return min(
+        device.memory_bandwidth_bytes_per_s
+        * context.constants(device).memory_efficiency
+        for device in context.cluster.device_types
+    )
+
+
+def _quantised_seconds(rows: ReplicaRows, context: PricingContext) -> Array:
+    """Seconds of turning weights and gradients into fewer bits and back. Shape [n].
+
+    What is gathered is read in few bits and written in the dtype of products, what is
+    reduced read and written the other way round, once for a host and once beyond. The
+    rank's own shard, and scales of blocks, are left out.
+    """
+    shards, of = context.regime.communication.shards, context.scalar_bytes
+    gathers, scatters = _rounds(rows)
+    moved = np.zeros(len(rows.pp))
+    if shards.weight_bits is not None:
+        moved = moved + rows.scalars * gathers * (shards.weight_bits / 8 + of.compute)
+    if shards.gradient_bits is not None:
+        each = of.reduce + 2 * shards.gradient_bits / 8
+        moved = moved + rows.trained * scatters * each
+    return np.asarray(moved / _memory_rate(context))
 
 
 def _rounds(rows: ReplicaRows) -> tuple[Array, Array]:
@@ -503,6 +554,7 @@ class AllReducePricing:
             context.recipe,
             on_gpu=context.on_gpu,
             first=_needed_first(context),
+            shards=context.regime.communication.shards,
         )
         return exposed + _copied_seconds(rows, groups, context)
 
@@ -530,6 +582,15 @@ class AllReducePricing:
         )
 
     def held(self, rows: ReplicaRows, context: PricingContext) -> ReplicaBytes:
+        """Copies of gradients that replicas make, and a second copy of weights."""
+        found = self._gradients(rows, context)
+        second = context.regime.communication.shards.second_copy
+        if second == 1:
+            return found
+        weights = rows.scalars * context.scalar_bytes.compute / second
+        return replace(found, weights=found.weights + weights)
+
+    def _gradients(self, rows: ReplicaRows, context: PricingContext) -> ReplicaBytes:
         """Copies of gradients that replicas make.
 
         Where nothing is cast, DistributedDataParallel holds plain replicas: its

@@ -125,6 +125,14 @@ def _replicas(
     return shard, orders.groups(copies, table.tp * ways, order)
 
 
+def _near(orders: Orders, table: StrategyTable, order: Index) -> Groups | None:
+    """Devices that share a second copy of the weights; None if there is none."""
+    second = orders.context.regime.communication.shards.second_copy
+    if second == 1:
+        return None
+    return orders.groups(np.full(len(order), second), table.tp, order)
+
+
 def _replica_rows(
     orders: Orders,
     table: StrategyTable,
@@ -165,7 +173,7 @@ def _replica_rows(
 
 def _replica_seconds(
     orders: Orders,
-    replicas: tuple[Groups, Groups],
+    replicas: tuple[Groups, Groups, Groups | None],
     places: Places,
     rows: Columns,
     owed: ReplicaRows,
@@ -173,13 +181,16 @@ def _replica_seconds(
 ) -> Array:
     """Exposed seconds of data parallelism on the first rank. Shape [n]."""
     context, memory = orders.context, summaries.memory
+    shard, replicate, near = replicas
     groups = replica_groups(
-        *replicas,
+        shard,
+        replicate,
         context.recipe,
         measured=context.cluster.document.collectives,
         on_gpu=context.on_gpu,
         core_wait_s=places.wait_s[rows.place],
         sum_share=context.sum_share,
+        near=near,
     )
     pricing = replica_pricing(context.regime.synchronisation)
     exposed = pricing.seconds(owed, groups, context)
@@ -301,7 +312,7 @@ def price_table(
     times = _pipelines(rows, summaries, places.core_contention, regime)
     tensors = summaries.memory.kept[pair, 0, KEPT.index("tensors")]
     parts = times.parts_s
-    replicas = _replicas(orders, table, order)
+    replicas = (*_replicas(orders, table, order), _near(orders, table, order))
     owed = _replica_rows(orders, table, rows, summaries, times)
     parts[PARTS.index("data_parallel")] = _replica_seconds(
         orders, replicas, places, rows, owed, summaries

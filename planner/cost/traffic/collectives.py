@@ -343,6 +343,9 @@ class ReplicaGroups:
         gather: Lines of the all-gather of weights. Shape [distinct of shard, 2, 2].
         scatter: Of the reduce-scatter of gradients. The same shape.
         mirror: Of the all-reduce over replicas. [distinct of replicate, 2, 2].
+        near: Devices that share a second copy of the weights, from which all gathers
+            are but a step's first; those of ``shard`` if there is none.
+        again: Lines of that gather. Shape [distinct of near, 2, 2].
     """
 
     shard: Groups
@@ -350,6 +353,8 @@ class ReplicaGroups:
     gather: Array
     scatter: Array
     mirror: Array
+    near: Groups
+    again: Array
 
 
 def called_lines(
@@ -394,6 +399,7 @@ def replica_groups(
     on_gpu: bool = True,
     core_wait_s: float | Array = 0.0,
     sum_share: float = 1.0,
+    near: Groups | None = None,
 ) -> ReplicaGroups:
     """Work out the lines of both groups' collectives.
 
@@ -406,6 +412,7 @@ def replica_groups(
         core_wait_s: What each message waits for its receiver's turn on a core; one
             number, or shape [n].
         sum_share: See :class:`planner.cost.context.PricingContext`.
+        near: See :class:`ReplicaGroups`; None if there is no second copy.
     """
 
     def lines(kind: str, groups: Groups) -> Array:
@@ -418,10 +425,13 @@ def replica_groups(
             core_wait_s=core_wait_s,
         )
 
+    gather = lines("all_gather", shard)
     return ReplicaGroups(
         shard=shard,
         replicate=replicate,
-        gather=lines("all_gather", shard),
+        near=shard if near is None else near,
+        again=gather if near is None else lines("all_gather", near),
+        gather=gather,
         scatter=lines("reduce_scatter", shard),
         mirror=lines("all_reduce", replicate) * sum_share,
     )

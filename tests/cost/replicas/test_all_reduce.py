@@ -17,6 +17,7 @@ from planner.cost.replicas.all_reduce import (
 )
 from planner.cost.traffic.collectives import Groups, replica_groups
 from planner.schema import Precision
+from planner.schema.strategy_parts import ShardTraffic
 from planner.simulate.bucket_order import next_forward_wait_s
 from tests.cost.made import device, hosts, setting_for, uniform_graph
 
@@ -41,6 +42,7 @@ def traffic(
     recipe: Recipe = NEVER,
     on_gpu: bool = True,
     first: float = 0.0,
+    shards: ShardTraffic | None = None,
     **changes: Any,
 ) -> ReplicaTraffic:
     rows: dict[str, Any] = {
@@ -56,7 +58,11 @@ def traffic(
         "whole": np.array([zero == 0 and pp == 1 and replicas > 1]),
     }
     shared = replica_groups(
-        groups(4 if zero else 1), groups(replicas), recipe, on_gpu=on_gpu
+        groups(4 if zero else 1),
+        groups(replicas),
+        recipe,
+        on_gpu=on_gpu,
+        near=None if shards is None else groups(shards.second_copy),
     )
     return replica_traffic(
         ReplicaRows(**{**rows, **changes}),
@@ -65,6 +71,7 @@ def traffic(
         recipe,
         on_gpu=on_gpu,
         first=first,
+        shards=shards,
     )
 
 
@@ -80,6 +87,34 @@ def test_rounds_without_a_pipeline(
     assert found.scattered_bytes == scatters * 4e9
     assert found.sent_bytes == pytest.approx(0.75 * (gathers * 2e9 + scatters * 4e9))
     assert found.exposed_s == pytest.approx(gathers * GATHER + scatters * SCATTER)
+
+
+def test_all_gathers_but_the_first_are_from_a_second_copy() -> None:
+    # Two microbatches: of 2 GB 3/4 travel in the first forward, then 1/2 three times.
+    second = ShardTraffic(second_copy=2)
+    found = traffic(3, many=2, shards=second)
+    near = 0.5 * 2e9 / 1e11
+    assert found.exposed_s == pytest.approx(GATHER + 3 * near + 2 * SCATTER)
+    assert found.gathered_bytes == 4 * 2e9
+    sent = 0.75 * 2e9 + 3 * 0.5 * 2e9 + 2 * 0.75 * 4e9
+    assert found.sent_bytes == pytest.approx(sent)
+    # 20 and 10 ms of gathers and reductions under 10 ms of forward, 20 of backward.
+    hidden = traffic(3, many=2, recipe=HIDDEN, shards=second)
+    first, later = GATHER - 0.01, max(near - 0.01, 0)
+    behind = near + SCATTER - 0.02
+    assert hidden.exposed_s == pytest.approx(first + later + 2 * behind)
+
+
+def test_fewer_bits_are_fewer_bytes_between_shards_alone() -> None:
+    fewer = ShardTraffic(second_copy=4, weight_bits=8, gradient_bits=4)
+    found = traffic(3, replicas=2, shards=fewer)
+    assert found.gathered_bytes == 2 * 1e9
+    assert found.scattered_bytes == 0.5e9
+    # Replicas still sum what they hold in float32.
+    assert found.reduced_bytes == traffic(3, replicas=2).reduced_bytes
+    whole = traffic(3, replicas=2).exposed_s
+    saved = 2 * GATHER / 2 + SCATTER * 7 / 8
+    assert found.exposed_s == pytest.approx(whole - saved)
 
 
 @pytest.mark.parametrize(("zero", "gathers"), [(1, 1), (2, 1), (3, 9)])
