@@ -252,8 +252,12 @@ def _admitted(options: PlanOptions) -> list[Convergence]:
     ]
 
 
-def _copies(request: Request, one: Convergence) -> Iterator[int]:
-    """Numbers of copies to try, the largest first; one of what stages do apart."""
+def _copies(request: Request, one: Convergence) -> Iterator[int | None]:
+    """Numbers of copies to try, the largest first; None leaves the number open."""
+    if isinstance(one.value, Asynchrony) and one.copies > 1:
+        # They sum gradients, so that any number of them trains alike.
+        yield request.pins.get("dp_replicate")
+        return
     if one.slot == "learning" or isinstance(one.value, Asynchrony):
         # Stages are parts of one copy.
         if request.pins.get("dp_replicate", 1) == 1:
@@ -271,19 +275,27 @@ def _copies(request: Request, one: Convergence) -> Iterator[int]:
 
 
 def _within(
-    request: Request, one: Convergence, copies: int, partitioner: str | Sequence[str]
+    request: Request,
+    one: Convergence,
+    copies: int | None,
+    partitioner: str | Sequence[str],
 ) -> Answer | None:
-    """Answer a request by one method; None if nothing fits."""
+    """Answer a request by one method, any number of copies if None.
+
+    Returns:
+        None if nothing fits.
+    """
     regime = replace(
         request.context.regime,
         semantics="approximate",
         efficiency=one.efficiency.eta,
         **{one.slot: one.value},  # type: ignore[arg-type]
     )
+    pins = {} if copies is None else normalize_pins({"dp_replicate": copies})
     asked = replace(
         request,
         context=replace(request.context, regime=regime),
-        pins={**request.pins, **normalize_pins({"dp_replicate": copies})},
+        pins={**request.pins, **pins},
     )
     try:
         results = run_partitioners(asked, partitioner)

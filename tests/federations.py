@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from typing import Any
 
 from planner.schema import ClusterReference, Federation, FederationPrediction, Plan
@@ -9,7 +11,16 @@ from planner.schema.federation import Formation, Member
 from planner.schema.methods.local_steps import LocalSteps
 from tests.distributed.cases import make_plan
 
-__all__ = ["make_federation", "member_plan"]
+__all__ = ["free_ports", "make_federation", "member_plan"]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine at which nobody listens."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def member_plan(name: str = "perceptron", samples: int = 4, **changes: Any) -> Plan:

@@ -177,7 +177,7 @@ def test_wrong_evidence_is_refused(
 
 
 def test_stages_that_do_not_wait_are_chosen_by_evidence_of_ones_own() -> None:
-    """A pipeline of eight is idle while it is flushed; there are no copies."""
+    """A pipeline is idle while it is flushed; replicas of it sum gradients."""
     sgd = Optimizer(name="SGD", learning_rate=0.1)
     given: dict[str, Any] = {"pin": {"pp": 8, "schedule": "1F1B"}, "optimizer": sgd}
     exact = ask(FAST, **given)
@@ -191,6 +191,10 @@ def test_stages_that_do_not_wait_are_chosen_by_evidence_of_ones_own() -> None:
         made.prediction.step_time_s / exact.prediction.step_time_s, rel=1e-6
     )
     assert "exact training would win below 0." in made.summary()
+    replicated = {**given, "pin": {"pp": 4, "schedule": "1F1B"}}
+    made = ask(FAST, efficiency={"pipedream": 0.99}, **replicated)
+    assert made.strategy.asynchrony == read_method("asynchrony", "pipedream")
+    assert made.strategy.mesh == Mesh(pp=4, dp_replicate=2)
     # What gradients of older weights harm is not planned with them.
     adam = ask(FAST, efficiency={"pipedream": 0.99}, pin=given["pin"])
     assert is_exact(adam)

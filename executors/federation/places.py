@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import gc
 import os
 import uuid
 from collections.abc import Iterator
@@ -15,7 +14,11 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from executors.federation.exchange import Place
 from executors.launching.heartbeat import Heartbeat
-from executors.launching.process_group import own_numbers, ranks_of_processes
+from executors.launching.process_group import (
+    own_numbers,
+    ranks_of_processes,
+    watched_group,
+)
 from executors.launching.rendezvous import Meeting, agree
 from executors.replicas.membership import Membership
 from planner.errors import ExecutionError
@@ -104,28 +107,10 @@ def member_group(
     if count > 1:
         word = agree(mine, index, count, rank_timeout_s)
     own = PrefixStore(word, mine)
-    with contextlib.ExitStack() as stack:
-        heartbeat: Heartbeat | None = None
-        if count > 1:
-            meeting = Meeting(store=own, is_host=False)
-            heartbeat = Heartbeat(meeting, index, count, rank_timeout_s)
-            stack.enter_context(heartbeat)
-        try:
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                store=PrefixStore("group", own),
-                rank=place.rank,
-                world_size=count,
-                timeout=timeout,
-                device_id=device if device.type == "cuda" else None,
-            )
-            yield own
-        except BaseException as error:
-            if heartbeat is not None:
-                heartbeat.fail(error)
-            raise
-        finally:
-            # As executors.launching.process_group does, for the reason given there.
-            gc.collect()
-            if dist.is_initialized():
-                dist.destroy_process_group()
+    heartbeat: Heartbeat | None = None
+    if count > 1:
+        meeting = Meeting(store=own, is_host=False)
+        heartbeat = Heartbeat(meeting, index, count, rank_timeout_s)
+    group = PrefixStore("group", own)
+    with watched_group(device, group, place.rank, count, timeout, heartbeat):
+        yield own

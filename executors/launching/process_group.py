@@ -6,7 +6,7 @@ import datetime
 import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,13 @@ from executors.launching.heartbeat import Heartbeat
 from executors.launching.rendezvous import meet
 from planner.errors import ExecutionError
 
-__all__ = ["RANK_TIMEOUT_S", "own_numbers", "process_group", "ranks_of_processes"]
+__all__ = [
+    "RANK_TIMEOUT_S",
+    "own_numbers",
+    "process_group",
+    "ranks_of_processes",
+    "watched_group",
+]
 
 #: Silence after which a rank counts as missing or lost, in seconds.
 RANK_TIMEOUT_S = 30.0
@@ -96,7 +102,32 @@ def process_group(
             )
             store = meeting.store
             heartbeat = Heartbeat(meeting, process, world, rank_timeout_s)
-            stack.enter_context(heartbeat)
+        stack.enter_context(
+            watched_group(device, store, rank, world, timeout, heartbeat)
+        )
+        yield
+
+
+@contextmanager
+def watched_group(
+    device: torch.device,
+    store: Store,
+    rank: int,
+    world: int,
+    timeout: datetime.timedelta,
+    heartbeat: Heartbeat | None,
+) -> Iterator[None]:
+    """The default process group for the block, whose failure is told to the others.
+
+    Args:
+        device: Of this process.
+        store: Of this group alone.
+        rank: In the group.
+        world: Processes of the group.
+        timeout: How long a collective may wait for the others.
+        heartbeat: Watches the others; None where there are none.
+    """
+    with heartbeat or nullcontext():
         try:
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils import _pytree
 
 from executors.pipelines.stages import receive, send
@@ -102,8 +103,9 @@ def read_chain(stage: nn.Module, *, first: bool) -> list[Layer]:
         if node.op == "call_module":
             name = str(node.target)
             module = stage.get_submodule(name)
-            if type(module) is not nn.Linear:
+            if _own_class(module) is not nn.Linear:
                 raise _refusal(f"{name} is {type(module).__name__}, no linear layer")
+            assert isinstance(module, nn.Linear)
             layers.append((name, module, []))
             continue
         ops = layers[-1][2] if layers else before
@@ -122,6 +124,12 @@ def read_chain(stage: nn.Module, *, first: bool) -> list[Layer]:
         )
         for place, (name, module, after) in enumerate(layers)
     ]
+
+
+def _own_class(module: nn.Module) -> type:
+    """Return the class that a module had before ``fully_shard``, which casts it."""
+    kind = type(module)
+    return kind.__bases__[-1] if isinstance(module, FSDPModule) else kind
 
 
 def _refusal(reason: str) -> ExecutionError:

@@ -4,6 +4,9 @@ All microbatches go forward through the pipeline, and nothing is kept for a back
 what each layer was given and made. The last stage then broadcasts the errors of all of
 them at once, and every stage makes its gradients by itself.
 
+Where a plan computes in another dtype than its weights have, all weights are cast once
+a step; what microbatches add to gradients is summed in the weights' own.
+
 Source: Ororbia et al. 2023, arXiv 2002.03911.
 """
 
@@ -18,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from executors.communication.buckets import local_values
 from executors.learning.chains import Layer, read_chain
 from executors.learning.classes import IGNORED, require_classes, vector_shapes
 from executors.learning.relay import Relay
@@ -58,6 +62,21 @@ class _Errors:
 
 
 @dataclass(frozen=True, slots=True)
+class _Cast:
+    """Weights of a layer in the dtype that is computed in, in this step.
+
+    Attributes:
+        weight: W.
+        bias: b; None if the layer has none.
+        errors: Error weights; None in the last layer of all.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    errors: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Pass:
     """One microbatch: what each layer was given, what it made, and what was handed on.
 
@@ -86,6 +105,7 @@ class LocalAlignmentStep:
         #: Of each layer of this rank but the last of all.
         self._errors: list[_Errors] = []
         self._index, self._stages, self._classes = 0, 1, 1
+        self._dtype = torch.float32
 
     def attach(self, trainer: Trainer) -> None:
         """Read the layers of this rank's stage, and make their error weights.
@@ -98,6 +118,7 @@ class LocalAlignmentStep:
         ((index, part),) = trainer.parts.items()
         self._index, self._stages = index, len(shapes)
         self._classes = shapes[-1][-1]
+        self._dtype = getattr(torch, trainer.plan.strategy.precision.compute)
         stages = trainer.plan.strategy.stages
         self._layers = read_chain(part.inner, first=index == 0)
         if len(self._layers) != len(stages[index].modules):
@@ -116,7 +137,7 @@ class LocalAlignmentStep:
             direct = last or self.settings.is_direct(number)
             source = self._classes if direct else widths[place + 1]
             weight = error_weight(number, widths[place], source, direct=direct)
-            weight = weight.to(layer.module.weight)
+            weight = weight.to(local_values(layer.module.weight))
             self._errors.append(_Errors(direct, weight, torch.zeros_like(weight)))
 
     @property
@@ -162,15 +183,16 @@ class LocalAlignmentStep:
         classes = require_classes(trainer, local)
         inputs = model_inputs(trainer, local)
         count = trainer.plan.strategy.num_microbatches
-        relay = Relay(trainer, self._index)
+        relay, weights = Relay(trainer, self._index), self._cast()
         passes = []
         for number in range(count):
             micro = {name: v.chunk(count)[number] for name, v in inputs.items()}
-            passes.append(self._forward(relay, micro, len(classes) // count))
+            samples = len(classes) // count
+            passes.append(self._forward(relay, micro, samples, weights))
         relay.finish()
         error, loss = self._output_error(trainer, passes, classes)
         for one, its_error in zip(passes, error.chunk(count), strict=True):
-            self._learn(one, its_error)
+            self._learn(one, its_error, weights)
         for layer in self._layers:
             for parameter in layer.module.parameters():
                 if parameter.grad is not None:
@@ -179,8 +201,29 @@ class LocalAlignmentStep:
             errors.grad.mul_(self.settings.gamma / trainer.loss.count)
         return loss
 
+    def _cast(self) -> list[_Cast]:
+        """Weights of this rank's layers in the dtype that is computed in."""
+
+        def cast(value: torch.Tensor | None) -> torch.Tensor | None:
+            return None if value is None else local_values(value).to(self._dtype)
+
+        found = []
+        for place, layer in enumerate(self._layers):
+            weight, bias = (
+                cast(one) for one in (layer.module.weight, layer.module.bias)
+            )
+            has_errors = place < len(self._errors)
+            errors = cast(self._errors[place].weight) if has_errors else None
+            assert weight is not None
+            found.append(_Cast(weight, bias, errors))
+        return found
+
     def _forward(
-        self, relay: Relay, inputs: Mapping[str, torch.Tensor], samples: int
+        self,
+        relay: Relay,
+        inputs: Mapping[str, torch.Tensor],
+        samples: int,
+        weights: Sequence[_Cast],
     ) -> _Pass:
         """Run a microbatch through this rank's layers."""
         first = self._layers[0]
@@ -191,11 +234,11 @@ class LocalAlignmentStep:
                 value = value + self.settings.noise * torch.randn_like(value)
         else:
             (value,) = relay.receive(samples)
-        value = first.before(value)
+        value = first.before(value.to(self._dtype))
         given, made = [], []
-        for layer in self._layers:
+        for layer, cast in zip(self._layers, weights, strict=True):
             given.append(value)
-            made.append(layer.module(value))
+            made.append(nn.functional.linear(value, cast.weight, cast.bias))
             value = layer.activation(made[-1])
         if not self._is_last:
             relay.send(value)
@@ -221,35 +264,47 @@ class LocalAlignmentStep:
         dist.broadcast(error, group=group, group_src=self._stages - 1)
         return error, loss
 
-    def _learn(self, one: _Pass, output_error: torch.Tensor) -> None:
+    def _learn(
+        self, one: _Pass, output_error: torch.Tensor, weights: Sequence[_Cast]
+    ) -> None:
         """Add the sums of a microbatch to the gradients of this rank's layers.
 
         Args:
             one: The microbatch.
             output_error: Its e_L.
+            weights: Of the layers, cast.
         """
+        output_error = output_error.to(self._dtype)
         error, outputs = output_error, [*one.given[1:], one.output]
         for place in reversed(range(len(self._layers))):
-            layer = self._layers[place]
-            if place < len(self._errors):
+            layer, cast = self._layers[place], weights[place].errors
+            if cast is not None:
                 errors = self._errors[place]
                 above = output_error if errors.direct else error
-                above = above.to(errors.weight.dtype)
-                direction = above @ errors.weight.T
-                errors.grad.addmm_(direction.T, above)
+                direction = above @ cast.T
+                _add_product(errors.grad, direction.T, above)
                 point = direction.mul_(-self.settings.beta).add_(one.made[place])
                 error = layer.activation(point).neg_().add_(outputs[place])
-            error = error.to(layer.module.weight.dtype)
             _add_gradients(layer.module, error, one.given[place])
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add a product of matrices, which may be of another dtype."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total.add_(left @ right)
 
 
 def _add_gradients(layer: nn.Linear, error: torch.Tensor, given: torch.Tensor) -> None:
     """Add a microbatch's sums of what is trained of a layer."""
-    weight, bias = layer.weight, layer.bias
-    if weight.requires_grad:
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-        weight.grad.addmm_(error.T, given)
-    if bias is not None and bias.requires_grad:
-        sums = error.sum(0)
-        bias.grad = sums if bias.grad is None else bias.grad.add_(sums)
+    for parameter in (layer.weight, layer.bias):
+        if parameter is None or not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        total = local_values(parameter.grad)
+        if parameter is layer.weight:
+            _add_product(total, error.T, given)
+        else:
+            total.add_(error.sum(0, dtype=total.dtype))

@@ -12,6 +12,9 @@ is updated. Recomputation takes place with the older weights and the random numb
 the forward, too. Where a plan computes in another dtype than its weights have, a
 version is a copy in that dtype, and gradients of it are summed in the weights' own.
 
+Replicas of a stage run the same order, and average their gradients before each update:
+one all-reduce in the stage's group, in which no rank of another stage waits.
+
 Losses are known to all ranks when the pipeline is drained.
 
 Source: Narayanan et al. 2019, PipeDream, section 3.3 (weight stashing).
@@ -23,6 +26,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +43,7 @@ from planner.schema.methods.asynchronous import Asynchronous
 if TYPE_CHECKING:
     from executors.trainer import Trainer
 
-__all__ = ["AsynchronousReplicas", "StashedWeights", "Version"]
+__all__ = ["AsynchronousReplicas", "GradientMeans", "StashedWeights", "Version"]
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +73,51 @@ class _Host(nn.Module):
         return work()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientMeans:
+    """Means of a stage's gradients over its replicas.
+
+    Attributes:
+        group: Replicas of the stage.
+        dtype: In which gradients are summed.
+    """
+
+    group: dist.ProcessGroup
+    dtype: torch.dtype
+
+    @torch.no_grad()
+    def of(
+        self, grads: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Average gradients in one all-reduce; collective.
+
+        Args:
+            grads: Of this replica, by name; those that it does not have are zeros.
+            weights: All that are trained, equal names on all replicas.
+
+        Returns:
+            Means, of the weights' dtypes, of those that any replica has.
+        """
+        sizes = [weight.numel() for weight in weights.values()]
+        device = next(iter(weights.values())).device
+        flat = torch.zeros(sum(sizes) + len(sizes), dtype=self.dtype, device=device)
+        *views, has = torch.split(flat, [*sizes, len(sizes)])
+        has.copy_(torch.tensor([float(name in grads) for name in weights]))
+        for name, view in zip(weights, views, strict=True):
+            if name in grads:
+                view.copy_(grads[name].reshape(-1))
+        # Divided first, so that no sum overflows where the mean would not.
+        dist.all_reduce(flat.div_(self.group.size()), group=self.group)
+        return {
+            name: view.view_as(weight).to(weight.dtype)
+            for (name, weight), view, any_has in zip(
+                weights.items(), views, has, strict=True
+            )
+            # A dry run's tensors have no value to look at.
+            if name in grads or any_has
+        }
+
+
 class StashedWeights:
     """Trained weights of a stage, in all versions that microbatches under way use.
 
@@ -77,6 +126,7 @@ class StashedWeights:
         optimizer: Of its weights.
         every: Backwards whose gradients, summed up, make an update.
         compute: Dtype in which the stage computes; None for that of its weights.
+        means: Of the gradients of an update over replicas; None if there are none.
     """
 
     def __init__(
@@ -85,8 +135,10 @@ class StashedWeights:
         optimizer: torch.optim.Optimizer,
         every: int,
         compute: torch.dtype | None = None,
+        means: GradientMeans | None = None,
     ) -> None:
         self._host, self._optimizer, self._every = _Host(module), optimizer, every
+        self._means = means
         self._trained = {
             name: weight
             for name, weight in self._host.named_parameters()
@@ -138,6 +190,14 @@ class StashedWeights:
         }
         return functional_call(self._host, {**values, **self._frozen()}, (work,))
 
+    def average(self) -> None:
+        """Average the weights' own gradients over replicas; collective."""
+        if self._means is None or not self._trained:
+            return
+        grads = {n: w.grad for n, w in self._trained.items() if w.grad is not None}
+        for name, mean in self._means.of(grads, self._trained).items():
+            self._trained[name].grad = mean
+
     def run(self, version: Version, work: Callable[[], Any]) -> Any:
         """Do some work for which the stage has the weights of a version."""
         values = {**version.values, **self._frozen()}
@@ -154,6 +214,8 @@ class StashedWeights:
         version.users -= 1
         if version is not self._newest and not version.users:
             self.older -= 1
+            # Whoever asks for this still holds it.
+            version.values = {}
         if not self._added:
             # Backwards come in the order of forwards.
             self._oldest = version.number
@@ -165,7 +227,9 @@ class StashedWeights:
     @torch.no_grad()
     def _update(self) -> None:
         """Update the newest weights; leave them as they are to those that use them."""
-        if self._newest is not None and self._newest.users:
+        if self._newest is not None and not self._newest.users:
+            self._newest.values = {}
+        elif self._newest is not None:
             self.older += 1
             self.most_older = max(self.most_older, self.older)
             for name, weight in self._trained.items():
@@ -173,11 +237,12 @@ class StashedWeights:
                     weight.data = weight.data.clone()
         self._newest = None
         for name, weight in self._trained.items():
-            weight.grad = self._sums.get(name)
+            weight.grad = self._sums.pop(name, None)
+        self.average()
         self._optimizer.step()
         for weight in self._trained.values():
             weight.grad = None
-        self._sums, self._added = {}, 0
+        self._added = 0
         self._number += 1
 
 
@@ -316,7 +381,9 @@ class AsynchronousReplicas:
         compute = None
         if precision.compute != precision.parameter:
             compute = getattr(torch, precision.compute)
-        self._weights = StashedWeights(self._module, trainer.optimizer, every, compute)
+        self._weights = StashedWeights(
+            self._module, trainer.optimizer, every, compute, _means(trainer)
+        )
         if trainer.pipeline is not None:
             (lowered,) = trainer.pipeline.lowered
             self._links = _links(place, lowered.receives, lowered.sends)
@@ -369,6 +436,7 @@ class AsynchronousReplicas:
         loss: torch.Tensor | None = self.weights.run_newest(
             lambda: PlainStep().backward(trainer, local)
         )
+        self.weights.average()
         return loss
 
     def _forward(self, inputs: Mapping[str, torch.Tensor], last: int) -> Any:
@@ -414,6 +482,7 @@ class AsynchronousReplicas:
         """Run backward of the next microbatch, and update the weights."""
         links, number = self._links, self._count.backward
         flight = self._count.flying.pop(number)
+        version = flight.version
         grads: list[torch.Tensor | None] = [None]
         if links.sent is not None and links.answered is not None:
             answers = iter(links.answered.take(number))
@@ -424,20 +493,19 @@ class AsynchronousReplicas:
             links.sent.finish(before=number + 1)
             if number + 1 < self._count.forward:
                 links.answered.expect(number + 1)
-        pairs = [
-            (made, grad)
-            for made, grad in zip(flight.made, grads, strict=True)
-            if made.requires_grad
-        ]
-        made, found = zip(*pairs, strict=True) if pairs else ((), ())
-        if made:
-            self.weights.run(
-                flight.version, lambda: torch.autograd.backward(made, found)
-            )
+        kept = [at for at, made in enumerate(flight.made) if made.requires_grad]
+        if kept:
+            ends = [flight.made[at] for at in kept]
+            work = partial(torch.autograd.backward, ends, [grads[at] for at in kept])
+            self.weights.run(version, work)
+            del ends, work
         if links.returned is not None:
             floats = [one for one in flight.given if one.is_floating_point()]
             links.returned.send(number, [_gradient(one) for one in floats])
-        self.weights.end(flight.version)
+            del floats
+        # An update is no time to hold what a microbatch has left.
+        del flight, grads
+        self.weights.end(version)
         self._count.backward += 1
 
     def _drain(self) -> None:
@@ -521,6 +589,15 @@ def _gradient(given: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(given) if grad is None else grad.contiguous()
 
 
+def _means(trainer: Trainer) -> GradientMeans | None:
+    """Averages of this rank's stage; None where it is the only one of its stage."""
+    place, precision = trainer.place, trainer.plan.strategy.precision
+    group = place.group("replicate") if place.reduces else None
+    if group is None:
+        return None
+    return GradientMeans(group=group, dtype=getattr(torch, precision.reduce))
+
+
 def _links(
     place: ProcessMesh,
     receives: Sequence[torch.Tensor],
@@ -536,12 +613,13 @@ def _links(
     stages, index = place.size("pp"), place.index("pp")
     floats = [one for one in receives if one.is_floating_point()]
     answers = [one for one in sends if one.is_floating_point()]
-    ranks = torch.arange(dist.get_world_size()).view(stages, -1)
+    copies = dist.get_world_size() // stages
     links = _Links()
     for stage in range(stages - 1):
-        for pair in ranks[stage : stage + 2].unbind(1):
+        for first in range(stage * copies, (stage + 1) * copies):
+            pair = [first, first + copies]
             # Of every rank alike; one a direction, so that neither waits for the other.
-            there, back = (dist.new_group(pair.tolist()) for _ in range(2))
+            there, back = (dist.new_group(pair) for _ in range(2))
             if place.rank not in pair:
                 continue
             assert there is not None

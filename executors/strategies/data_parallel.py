@@ -121,10 +121,11 @@ def make_data_parallel(
         return model
     if not any(True for _ in model.parameters()):
         return model
-    if cast or strategy.asynchrony.unflushed:
+    if cast or (strategy.asynchrony.unflushed and _casts(strategy.precision)):
         # Replicas of asynchronous stages cast the weights that they stash.
         cast_inputs(model, units, _torch_dtype(strategy.precision.activation_dtype))
     if strategy.asynchrony.unflushed or (cast and lone):
+        # Those average gradients, too.
         return model
     if _shards_by_table(strategy, place):
         # Of shards of one replica each; a table averages them, see ``sum_shards``.

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -20,25 +21,37 @@ from executors.loop import Callback, LoopState, StepReport
 from planner.schema import Federation
 from tests.distributed.cases import build
 
-__all__ = ["train"]
+__all__ = ["train", "train_each"]
 
 Emit = Callable[[Any], None]
 
 
 class _Told(Callback):
-    """Notes rates and steps that are left out; stops after some steps."""
+    """Notes rates and steps that are left out."""
 
-    def __init__(self, stop_after: int | None) -> None:
+    def __init__(self) -> None:
         self.rates: list[float | None] = []
         self.skipped: list[int] = []
-        self._stop_after = stop_after
 
     def on_step(self, state: LoopState, report: StepReport) -> None:
         self.rates.append(report.learning_rate)
         if report.skipped:
             self.skipped.append(report.step)
-        if report.step + 1 == self._stop_after:
-            state.stop("patience")
+
+
+def train_each(args: dict[str, Any], emit: Emit) -> list[dict[str, Any]]:
+    """Train several times in processes that have started once.
+
+    Args:
+        args: ``runs`` are the changes of each run's arguments, with a port of its own;
+            the others are those of all.
+        emit: As of :func:`train`.
+    """
+    found = []
+    for run in args["runs"]:
+        os.environ["MASTER_PORT"] = str(run["port"])
+        found.append(train({**args, **run}, emit))
+    return found
 
 
 def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
@@ -47,8 +60,7 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
     The process that leads a member tells a digest of its weights after each step.
     ``evaluated`` are the steps whose batches are evaluated, ``spoiled`` is the sample
     and the step of an input that is not finite, ``schedule`` that of the learning rate,
-    ``stop_after`` the steps after which a callback wants to stop, ``options`` those of
-    :func:`executors.run_federation` that are left.
+    ``options`` those of :func:`executors.run_federation` that are left.
     """
     federation = Federation.from_json(args["federation"])
     process, doom = int(os.environ["RANK"]), args.get("doom")
@@ -70,7 +82,7 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
             next(v for v in batch.values() if v.is_floating_point())[sample] = torch.nan
         return batch
 
-    told_of = _Told(args.get("stop_after"))
+    told_of = _Told()
 
     def told(run: Any, step: int) -> None:
         original(run, step)
@@ -81,20 +93,20 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
         emit({"step": step, "digest": found.hexdigest()})
 
     original = federation_run._Run.after_step
-    federation_run._Run.after_step = told  # type: ignore[method-assign]
-    result = run_federation(
-        federation,
-        lambda: build(federation.members[0].plan.model.name),
-        data,
-        steps=args["steps"],
-        rank_timeout_s=args.get("silence_s", 60.0),
-        eval_data=[data(step) for step in args.get("evaluated", [])] or None,
-        scheduler=learning_rate(args["schedule"], steps=8, warm_up_steps=2)
-        if "schedule" in args
-        else None,
-        callbacks=[told_of],
-        **args.get("options", {}),
-    )
+    with mock.patch.object(federation_run._Run, "after_step", told):
+        result = run_federation(
+            federation,
+            lambda: build(federation.members[0].plan.model.name),
+            data,
+            steps=args["steps"],
+            rank_timeout_s=args.get("silence_s", 60.0),
+            eval_data=[data(step) for step in args.get("evaluated", [])] or None,
+            scheduler=learning_rate(args["schedule"], steps=8, warm_up_steps=2)
+            if "schedule" in args
+            else None,
+            callbacks=[told_of],
+            **args.get("options", {}),
+        )
     return {
         "member": result.member,
         "rank": result.rank,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,18 @@ from executors.dryrun import dry_runs
 from executors.losses import LossFunction
 from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import build_mesh
-from executors.replicas.asynchronous import AsynchronousReplicas, StashedWeights
+from executors.replicas.asynchronous import (
+    AsynchronousReplicas,
+    GradientMeans,
+    StashedWeights,
+)
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, NoFeasiblePlanError
 from planner.schema import Mesh, Optimizer, Plan, Precision
 from planner.schema.methods.asynchronous import Asynchronous
+from planner.schema.methods.gossip import Gossip
 from planner.schema.methods.local_steps import LocalSteps
+from planner.schema.verification import Verification
 from planner.schema.violations import executor_violations
 from tests.distributed.cases import build, make_plan
 from tests.distributed.planned import graph_of
@@ -131,7 +138,8 @@ def _narrow_floats(_: nn.Module, args: Any, kwargs: Any) -> Any:
 class _Serial:
     """The rule in one process: all versions of each stage's weights.
 
-    w[s, m + 1] = optimizer(w[s, m], grad f_m(w[., max(m - (S - 1 - .), 0)]))
+    w[s, m + 1] = optimizer(w[s, m], grad f_m(w[., max(m - (S - 1 - .), 0)])), where the
+    gradient is the mean of those of a microbatch of each replica.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -160,7 +168,7 @@ class _Serial:
     def begin(self) -> None:
         """Forget older versions: the pipeline is drained."""
         self.versions = [self._newest()]
-        self.sums: dict[str, torch.Tensor] = {}
+        self.sums: dict[tuple[str, int], torch.Tensor] = {}
         self.done = 0
 
     def _newest(self) -> dict[str, torch.Tensor]:
@@ -173,8 +181,25 @@ class _Serial:
         weight = self.versions[updates][name].clone()
         return (weight.bfloat16() if self.narrow else weight).requires_grad_()
 
-    def microbatch(self, batch: dict[str, torch.Tensor], loss: LossFunction) -> Any:
-        """Loss of a microbatch; its gradients update all stages, if that is due."""
+    def microbatch(self, *batches: dict[str, torch.Tensor], loss: LossFunction) -> Any:
+        """Losses of replicas' microbatches, whose gradients may make an update."""
+        found = [self._backward(*one, loss) for one in enumerate(batches)]
+        self.done += 1
+        if not self.done % self.settings.update_every:
+            for name, p in self.named.items():
+                sums = [self.sums.get((name, copy)) for copy in range(len(batches))]
+                parts = [one / len(batches) for one in sums if one is not None]
+                p.grad = torch.stack(parts).sum(0) if parts else None
+            for rule in self.rules:
+                rule.step()
+            self.sums = {}
+            self.versions.append(self._newest())
+        return found
+
+    def _backward(
+        self, copy: int, batch: dict[str, torch.Tensor], loss: LossFunction
+    ) -> torch.Tensor:
+        """Add a replica's gradients to its sums."""
         weights = {name: self.used(name) for name in self.named}
         output = functional_call(self.model, weights, kwargs=batch)
         value = loss(output, loss.target(batch))
@@ -182,33 +207,30 @@ class _Serial:
         (value * (many / every)).backward()
         for name, weight in weights.items():
             if weight.grad is not None:
-                before, grad = self.sums.get(name), weight.grad.float()
-                self.sums[name] = grad if before is None else before + grad
-        self.done += 1
-        if not self.done % every:
-            for name, p in self.named.items():
-                p.grad = self.sums.get(name)
-            for rule in self.rules:
-                rule.step()
-            self.sums = {}
-            self.versions.append(self._newest())
+                before, grad = self.sums.get((name, copy)), weight.grad.float()
+                self.sums[name, copy] = grad if before is None else before + grad
         return value.detach()
 
 
-def _serial(plan: Plan, steps: int) -> dict[str, Any]:
+def _serial(plan: Plan, steps: int, order: Any = slice(None)) -> dict[str, Any]:
     serial, many = _Serial(plan), plan.strategy.num_microbatches
-    losses = []
+    copies, losses = plan.strategy.mesh.dp_replicate, []
     for step in range(steps):
         if not step * many % serial.settings.drain_every:
             serial.begin()
-        batch = synthetic_batch(plan.workload, step)
-        loss = LossFunction(kind=plan.workload.loss, data_parallel=1)
+        made = synthetic_batch(plan.workload, step)
+        batch = {name: value[order] for name, value in made.items()}
+        loss = LossFunction(kind=plan.workload.loss, data_parallel=copies)
         loss.prepare(batch, many)
         parts = []
         for index in range(many):
-            micro = {name: value.chunk(many)[index] for name, value in batch.items()}
-            parts.append(serial.microbatch(micro, loss))
-        losses.append(torch.stack(parts).sum().item())
+            micros = (
+                {n: v.chunk(copies)[c].chunk(many)[index] for n, v in batch.items()}
+                for c in range(copies)
+            )
+            parts.append(serial.microbatch(*micros, loss=loss))
+        sums = [torch.stack(own).sum() / copies for own in zip(*parts, strict=True)]
+        losses.append(sum(sums).item())
     weights = {n: p.detach().numpy() for n, p in serial.named.items()}
     return {"losses": losses, "weights": weights}
 
@@ -244,27 +266,41 @@ def test_weights_are_those_of_the_serial_rule(pool: Pool, stages: int) -> None:
         pytest.param({"model": "nested"}, id="other loss"),
         pytest.param({"precision": MIXED}, id="bfloat16"),
         pytest.param(
-            {
-                "precision": MIXED,
-                "recompute": "full",
-                "asynchrony": Asynchronous(drain_every=12, update_every=2),
-            },
-            id="bfloat16, recomputed, two microbatches an update",
-        ),
-        pytest.param(
             {"asynchrony": Asynchronous(drain_every=12, update_every=2)},
             id="two microbatches an update",
         ),
         pytest.param({"asynchrony": Asynchronous(drain_every=4)}, id="drained steps"),
+        pytest.param({"stages": 2, "dp_replicate": 2}, id="replicas"),
+        pytest.param(
+            {
+                "stages": 2,
+                "dp_replicate": 2,
+                "precision": MIXED,
+                "recompute": "full",
+                "asynchrony": Asynchronous(drain_every=12, update_every=2),
+            },
+            id="replicas, bfloat16, recomputed, two microbatches an update",
+        ),
         pytest.param(
             {"asynchrony": Asynchronous(learning_rate_scale=0.7)}, id="own rate"
         ),
     ],
 )
 def test_the_rule_holds_with(pool: Pool, changes: dict[str, Any]) -> None:
-    plan = _plan(3, **changes)
-    found = pool.run(train, 3, plan.to_json(), 4)
+    plan = _plan(**{"stages": 3, **changes})
+    found = pool.run(train, plan.strategy.mesh.num_devices, plan.to_json(), 4)
     _same(found, _serial(plan, 4))
+
+
+def test_replicas_on_halves_are_one_pipeline_on_the_whole() -> None:
+    """As the rule says, which both are bit for bit, but for the order of sums."""
+    halves = _serial(_plan(2, dp_replicate=2), 4)
+    # A microbatch of the whole is one of each half.
+    order = torch.arange(16).view(2, MICROBATCHES, 2).transpose(0, 1).flatten()
+    whole = _serial(_plan(2), 4, order)
+    assert halves["losses"] == pytest.approx(whole["losses"], rel=1e-6)
+    for name, weight in whole["weights"].items():
+        assert np.allclose(halves["weights"][name], weight, rtol=1e-4, atol=1e-6), name
 
 
 @pytest.mark.parametrize("stages", [2, 4])
@@ -348,6 +384,28 @@ def test_a_backward_is_of_the_weights_of_its_forward() -> None:
     assert kept.staleness == {0: 2, 2: 1}
 
 
+def test_means_are_of_what_any_replica_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros where one has no gradient; none where nobody has one."""
+    weights = {name: torch.zeros(2, 3) for name in "abc"}
+    first = {"a": torch.ones(2, 3)}
+    second = {"a": torch.ones(2, 3), "b": torch.full((2, 3), 4.0)}
+    group: Any = SimpleNamespace(size=lambda: 2)
+    means = GradientMeans(group=group, dtype=torch.float32)
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda flat, group: sent.append(flat))
+    means.of(first, weights)
+    means.of(second, weights)
+    for own, other in ((first, sent[1]), (second, sent[0])):
+        monkeypatch.setattr(
+            dist, "all_reduce", lambda flat, group, other=other: flat.add_(other)
+        )
+        found = means.of(own, weights)
+        assert {name: mean.unique().item() for name, mean in found.items()} == {
+            "a": 1.0,
+            "b": 2.0,
+        }
+
+
 def drop(text: str) -> dict[str, np.ndarray]:
     """Weights of a model with dropout after three steps."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -419,29 +477,42 @@ def test_steps_between_drains_have_no_collective(pool: Pool) -> None:
 
 
 def test_bytes_are_those_of_the_plan(pool: Pool) -> None:
+    """Of real processes and of a dry run, whose peaks are those of the plan, too."""
     made = planner.plan(
         graph_of("tiny-llama"),
-        "local:2",
-        global_batch=8,
-        pin={"asynchrony": "asynchronous:drain_every=16", "recompute": "none"},
+        "local:4",
+        global_batch=16,
+        pin={
+            "asynchrony": "asynchronous:drain_every=16",
+            "recompute": "none",
+            "pp": 2,
+            "dp_replicate": 2,
+        },
         precision=Precision(compute="float32"),
         optimizer=SGD,
     )
-    assert made.strategy.mesh.pp == 2
     assert made.not_runnable == ()
-    predicted = made.prediction.collective_bytes["send"]
-    measured = pool.run(measure, 2, made.to_json())
-    assert max(one["send"] for one in measured) == predicted
-    with pytest.raises(ExecutionError, match="verify does not follow asynchrony="):
-        dry_runs(made, lambda: build("tiny-llama"), [0])
+    predicted = made.prediction.collective_bytes
+    measured, *_ = pool.run(measure, 4, made.to_json())
+    ranks = dry_runs(made, lambda: build("tiny-llama"), range(4))
+    for kind in ("send", "all_reduce"):
+        assert max(one[kind] for one in measured) == predicted[kind]
+        for dry, one in zip(ranks, measured, strict=True):
+            assert dry.bytes_of(kind) == one[kind]
+    found = Verification.of(made, ranks)
+    assert not any(one.beyond(0.02) for one in found.deviations), found.deviations
+    assert [one.predicted / one.found for one in found.deviations[:2]] == (
+        pytest.approx([1, 1], rel=0.03)
+    )
 
 
-def measure(text: str) -> dict[str, int]:
+def measure(text: str) -> list[dict[str, float]]:
     plan = Plan.from_json(text)
     found = run(plan, lambda: build(plan.model.name), steps=3, measure=True)
     assert found.measurement is not None
     assert len(found.losses) == 3
-    return {k: t.bytes for k, t in found.measurement.collectives[0].items()}
+    every = found.measurement.collectives
+    return [{kind: sent.bytes for kind, sent in one.items()} for one in every]
 
 
 # -- Runs ----------------------------------------------------------------------------
@@ -472,8 +543,8 @@ def resume(text: str, folder: str) -> dict[str, Any]:
 
 def test_a_resumed_run_is_one_without_a_break(pool: Pool, tmp_path: Path) -> None:
     """Bit for bit, from where the pipeline is drained; nowhere else is it saved."""
-    plan = _plan(2)
-    for each in pool.run(resume, 2, plan.to_json(), str(tmp_path / "kept")):
+    plan = _plan(2, dp_replicate=2)
+    for each in pool.run(resume, 4, plan.to_json(), str(tmp_path / "kept")):
         assert each["parts"] == each["straight"]
         every, steps = each["refused"]
         assert re.search(r"checkpoint_every=2 .*drained.* use .*every=3", every)
@@ -511,9 +582,9 @@ def test_versions_in_bfloat16_are_copies_of_weights_in_float32() -> None:
 
 
 def test_backward_alone_is_of_the_newest_weights(pool: Pool) -> None:
-    plan = _plan(2)
+    plan = _plan(2, dp_replicate=2)
     model = build_model(lambda: build(plan.model.name))
-    (found, _) = pool.run(gradients, 2, plan.to_json())
+    found, *_ = pool.run(gradients, 4, plan.to_json())
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.copy_(torch.from_numpy(found[name]))
@@ -563,7 +634,7 @@ def test_copies_exchange_weights_when_their_pipelines_are_drained(pool: Pool) ->
             loss.prepare(own, 2)
             for index in range(2):
                 micro = {n: value.chunk(2)[index] for n, value in own.items()}
-                serial.microbatch(micro, loss)
+                serial.microbatch(micro, loss=loss)
         for name, weight in serial.named.items():
             means.setdefault(name, []).append(weight.detach().numpy())
     for weights in found:
@@ -645,7 +716,10 @@ def test_digits_are_told_at_a_rate_of_one_over_the_stages() -> None:
         ({"mesh": Mesh(pp=2, tp=2)}, "tp=2; .*use tp=1"),
         ({"mesh": Mesh(pp=2, cp=2)}, "cp=2; .*use cp=1"),
         ({"mesh": Mesh(pp=2, dp_shard=2)}, "dp_shard=2; .*use dp_shard=1"),
-        ({"mesh": Mesh(pp=2, dp_replicate=2)}, "dp_replicate=2 .*use dp_replicate=1"),
+        (
+            {"mesh": Mesh(pp=2, dp_replicate=2), "synchronisation": Gossip()},
+            "dp_replicate=2 and synchronisation=gossip; .*use synchronisation=all_red",
+        ),
         (
             {"mesh": Mesh(pp=2, dp_replicate=2), "synchronisation": LocalSteps()},
             "synchronisation=local_steps .*every 3 steps, use a period of as many",

@@ -20,7 +20,7 @@ from planner.schema import Federation, Optimizer
 from planner.schema.methods import read_method
 from tests.distributed.cases import build, largest_gap
 from tests.executors.launching.test_launcher import _gone
-from tests.federations import make_federation, member_plan
+from tests.federations import free_ports, make_federation, member_plan
 
 PERIOD, STEPS = 2, 6
 RATE = 0.1
@@ -50,9 +50,17 @@ class _Run:
         }
         self.results: list[Any] = []
 
-    def start(self, **options: Any) -> list[Any]:
+    def start_each(self, *runs: dict[str, Any]) -> list[list[Any]]:
+        """Results of several runs by the same processes, one after the other."""
+        ports = free_ports(len(runs))
+        self._arguments["runs"] = [
+            {**run, "port": port} for run, port in zip(runs, ports, strict=True)
+        ]
+        return [*zip(*self.start(entry="train_each"), strict=True)]
+
+    def start(self, entry: str = "train", **options: Any) -> list[Any]:
         self.results = launch(
-            "tests.distributed.federated:train",
+            f"tests.distributed.federated:{entry}",
             self._arguments,
             processes=len(self._federation.processes),
             on_message=self._hear,

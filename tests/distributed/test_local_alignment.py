@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from executors import run
+from executors.checkpoints.snapshot import full_parameters
 from executors.data import synthetic_batch
 from executors.dryrun import dry_runs
 from executors.learning.local_alignment import error_weight
@@ -30,6 +31,8 @@ from tests.models.classifiers import CLASSES, WIDTH, Classifier, classifier_plan
 
 MOMENTUM = Optimizer(name="SGD", learning_rate=0.05, momentum=0.9)
 ADAMW = Optimizer(name="AdamW", learning_rate=1e-3)
+#: Weights in float32, products in bfloat16.
+MIXED = Precision(compute="bfloat16")
 BATCH, LOSS = 64, 4
 
 
@@ -74,10 +77,12 @@ def train(text: str, steps: int) -> dict[str, Any]:
         with CollectiveCounter() as counter:
             losses.append(trainer.step(synthetic_batch(plan.workload, step)).loss)
         traffic.append({kind: each.bytes for kind, each in counter.traffic().items()})
-    weights = {n: p.detach().numpy() for n, p in trainer.named_parameters()}
+    weights = {n: w.numpy() for n, w in full_parameters(trainer).items()}
     rule: Any = trainer.step_rule
     weights |= {name: value.numpy() for name, value in rule.own_state().items()}
-    return {"losses": losses, "traffic": traffic, "weights": weights}
+    evaluated = trainer.evaluate(synthetic_batch(plan.workload, 0))
+    found = {"losses": losses, "traffic": traffic, "weights": weights}
+    return {**found, "evaluated": evaluated}
 
 
 # -- Steps -----------------------------------------------------------------------------
@@ -112,6 +117,15 @@ class _Serial:
             for place, direct in enumerate(self.direct)
         ]
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.dtype = getattr(torch, plan.strategy.precision.compute)
+
+    def _add_product(
+        self, total: torch.Tensor, left: torch.Tensor, right: torch.Tensor
+    ) -> None:
+        if self.dtype == total.dtype:
+            total.addmm_(left, right)
+        else:
+            total += left @ right
 
     @torch.no_grad()
     def step(self, number: int) -> None:
@@ -127,19 +141,20 @@ class _Serial:
         forwards = [self._forward(x) for x in batch["x"].chunk(many)]
         for (given, made), y in zip(forwards, batch["labels"].chunk(many), strict=True):
             one_hot = nn.functional.one_hot(y, CLASSES).float()
-            output = error = made[-1].softmax(1) - one_hot
+            error = made[-1].float().softmax(1) - one_hot
+            output = error = error.to(self.dtype)
             for place in reversed(range(len(self.layers))):
                 layer = self.layers[place]
                 if place < len(self.errors):
                     above = output if self.direct[place] else error
-                    direction = above @ self.errors[place].T
-                    gradients[place].addmm_(direction.T, above)
+                    direction = above @ self.errors[place].to(self.dtype).T
+                    self._add_product(gradients[place], direction.T, above)
                     target = torch.tanh(made[place] - self.settings.beta * direction)
                     error = given[place + 1] - target
                 assert layer.weight.grad is not None
                 assert layer.bias.grad is not None
-                layer.weight.grad.addmm_(error.T, given[place])
-                layer.bias.grad += error.sum(0)
+                self._add_product(layer.weight.grad, error.T, given[place])
+                layer.bias.grad += error.float().sum(0)
         for parameter in self.model.parameters():
             assert parameter.grad is not None
             parameter.grad /= BATCH
@@ -151,28 +166,31 @@ class _Serial:
 
     def _forward(self, x: torch.Tensor) -> tuple[list[torch.Tensor], list[Any]]:
         value = x + self.settings.noise * torch.randn_like(x)
+        value = value.to(self.dtype)
         given, made = [], []
         for layer in self.layers:
             given.append(value)
-            made.append(layer(value))
+            weight, bias = (one.to(self.dtype) for one in (layer.weight, layer.bias))
+            made.append(nn.functional.linear(value, weight, bias))
             value = torch.tanh(made[-1])
         return given, made
 
 
 @pytest.mark.parametrize(
-    ("pp", "many", "pin"),
+    ("pp", "many", "pin", "precision"),
     [
-        (2, 1, "rec-lra"),
-        (2, 4, "rec-lra:skip=3,beta=0.5,noise=0.0"),
-        (4, 2, "rec-lra:gamma=1.0,error_learning_rate=0.1"),
-        (3, 2, "rec-lra:skip=1"),
+        (2, 1, "rec-lra", None),
+        (2, 4, "rec-lra:skip=3,beta=0.5,noise=0.0", None),
+        (4, 2, "rec-lra:gamma=1.0,error_learning_rate=0.1", None),
+        (3, 2, "rec-lra:skip=1", None),
+        (3, 2, "rec-lra:gamma=1.0,error_learning_rate=0.1", MIXED),
     ],
 )
 def test_ranks_do_what_one_process_would(
-    pool: Pool, pp: int, many: int, pin: str
+    pool: Pool, pp: int, many: int, pin: str, precision: Precision | None
 ) -> None:
     """Bit for bit: weights, and error weights, after five steps."""
-    plan = _plan(pin, pp, num_microbatches=many)
+    plan = _plan(pin, pp, num_microbatches=many, precision=precision)
     serial = _Serial(plan)
     torch.manual_seed(7)
     for step in range(5):
@@ -183,10 +201,15 @@ def test_ranks_do_what_one_process_would(
     expected |= {f"errors.{name}": one.numpy() for name, one in pairs}
     found = pool.run(train, pp, plan.to_json(), 5)
     weights = {name: w for each in found for name, w in each["weights"].items()}
+    assert {w.dtype for w in weights.values()} == {np.dtype("float32")}
     assert weights.keys() == expected.keys()
     for name, weight in weights.items():
         assert np.array_equal(weight, expected[name]), name
     assert len({tuple(each["losses"]) for each in found}) == 1
+    batch = synthetic_batch(plan.workload, 0)
+    loss = nn.functional.cross_entropy(serial.model(batch["x"]), batch["labels"]).item()
+    far = 1e-6 if precision is None else 2**-8
+    assert [each["evaluated"] for each in found] == pytest.approx([loss] * pp, rel=far)
 
 
 def test_an_error_of_the_output_is_all_that_comes_back(pool: Pool) -> None:
@@ -248,13 +271,20 @@ def ignored(text: str) -> dict[str, dict[str, np.ndarray]]:
 # -- Predictions -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("many", [1, 4])
-def test_a_dry_run_finds_what_is_predicted(many: int) -> None:
+@pytest.mark.parametrize(("many", "precision"), [(1, None), (4, None), (4, MIXED)])
+def test_a_dry_run_finds_what_is_predicted(
+    many: int, precision: Precision | None
+) -> None:
     def build() -> nn.Module:
         return Classifier(width=512, depth=8)
 
     plan = classifier_plan(
-        build(), 4, batch=512, learning="rec-lra", num_microbatches=many
+        build(),
+        4,
+        batch=512,
+        learning="rec-lra",
+        num_microbatches=many,
+        precision=precision,
     )
     ranks = dry_runs(plan, build, [0, 1, 2, 3])
     assert not any(rank.failure for rank in ranks)
@@ -314,7 +344,8 @@ def test_a_resumed_run_is_one_without_a_break(
 ) -> None:
     """Bit for bit: error weights and the noise go on, too."""
     pin = "rec-lra:gamma=1.0,error_learning_rate=0.1"
-    plan = _plan(pin, optimizer=optimizer, num_microbatches=2)
+    precision = MIXED if optimizer is MOMENTUM else None
+    plan = _plan(pin, optimizer=optimizer, num_microbatches=2, precision=precision)
     for each in pool.run(resume, 2, plan.to_json(), str(tmp_path / "kept")):
         assert [len(part) for part in each["parts"]] == [3, 1, 3]
         assert [*chain(*each["parts"])] == each["straight"]
@@ -366,7 +397,7 @@ def test_functions_that_mix_features_are_refused(pool: Pool) -> None:
         ({"schedule": "1F1B"}, "all forwards come first, and no backward follows"),
         ({"compile": True}, "layers are called one by one, leave it out"),
         ({"recompute": "full"}, "no backward that would compute anything again"),
-        ({"precision": Precision()}, "layers compute in the dtype of their weights"),
+        ({"precision": Precision(compute="float16")}, "use compute=bfloat16, or"),
         ({"mesh": Mesh(pp=2, cp=2)}, "with cp=2; each part is one device"),
     ],
     ids=str,
@@ -408,7 +439,7 @@ def digits(text: str, steps: int) -> dict[str, np.ndarray]:
     batches = TASKS["digits"].batches(0, BATCH)
     for _ in range(steps):
         trainer.step(next(batches))
-    return {n: p.detach().numpy() for n, p in trainer.named_parameters()}
+    return {n: w.numpy() for n, w in full_parameters(trainer).items()}
 
 
 def test_layers_tell_digits(pool: Pool) -> None:

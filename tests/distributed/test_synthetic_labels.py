@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from executors import run
+from executors.checkpoints.snapshot import full_parameters
 from executors.data import synthetic_batch
 from executors.dryrun import dry_runs
 from executors.learning.synthetic_labels import synthetic_table
@@ -32,6 +33,8 @@ from tests.models.classifiers import CLASSES, WIDTH, Classifier, classifier_plan
 
 MOMENTUM = Optimizer(name="SGD", learning_rate=0.05, momentum=0.9)
 ADAMW = Optimizer(name="AdamW", learning_rate=1e-3)
+#: Weights in float32, products in bfloat16.
+MIXED = Precision(compute="bfloat16")
 BATCH, LOSS = 64, 4
 
 
@@ -60,7 +63,7 @@ def train(text: str, steps: int) -> dict[str, Any]:
         with CollectiveCounter() as counter:
             losses.append(trainer.step(synthetic_batch(plan.workload, step)).loss)
         traffic.append({kind: each.bytes for kind, each in counter.traffic().items()})
-    weights = {n: p.detach().numpy() for n, p in trainer.named_parameters()}
+    weights = {n: w.numpy() for n, w in full_parameters(trainer).items()}
     return {"losses": losses, "traffic": traffic, "weights": weights}
 
 
@@ -101,6 +104,7 @@ def _serial(plan: Plan, steps: int) -> dict[str, np.ndarray]:
     assert isinstance(settings, SyntheticLabels)
     model, count = _model(), len(plan.strategy.stages)
     many = plan.strategy.num_microbatches
+    dtype = getattr(torch, plan.strategy.precision.compute)
     for index, stage in enumerate(plan.strategy.stages):
         names = [int(name.rpartition(".")[2]) for name in stage.modules]
         last = index == count - 1
@@ -115,22 +119,25 @@ def _serial(plan: Plan, steps: int) -> dict[str, np.ndarray]:
                 given = x
                 if index:
                     given = synthetic_table(settings, index - 1, CLASSES, WIDTH)[y]
-                made = part(given)
+                cast = {name: p.to(dtype) for name, p in part.named_parameters()}
+                made = torch.func.functional_call(part, cast, (given.to(dtype),))
                 if last:
-                    loss = functional.cross_entropy(made, y, reduction="sum")
+                    loss = functional.cross_entropy(made.float(), y, reduction="sum")
+                    (loss / BATCH).backward()
                 else:
                     wanted = synthetic_table(settings, index, CLASSES, WIDTH)[y]
-                    loss = (made - wanted).square().sum() / 2
-                (loss / BATCH).backward()
+                    made.backward((made.detach() - wanted.to(dtype)) / BATCH)
             optimizer.step()
     return {name: p.detach().numpy() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("pp", "many"), [(2, 1), (3, 4)])
+@pytest.mark.parametrize(
+    ("pp", "many", "precision"), [(2, 1, None), (3, 4, None), (2, 2, MIXED)]
+)
 def test_parts_learn_by_themselves_and_send_nothing(
-    pool: Pool, pp: int, many: int
+    pool: Pool, pp: int, many: int, precision: Precision | None
 ) -> None:
-    plan = _plan("sil:steps=3", pp, num_microbatches=many)
+    plan = _plan("sil:steps=3", pp, num_microbatches=many, precision=precision)
     found = pool.run(train, pp, plan.to_json(), 5)
     assert [each["traffic"] for each in found] == [[{}] * 5] * pp
     assert len({tuple(each["losses"]) for each in found}) == pp

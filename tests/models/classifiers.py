@@ -58,6 +58,7 @@ def classifier_plan(
     batch: int = 64,
     optimizer: Optimizer | None = None,
     cluster: str | None = None,
+    precision: Precision | None = None,
     **pins: Any,
 ) -> Plan:
     """Plan of a pipeline of so many processes, one microbatch if nothing else is said.
@@ -68,6 +69,7 @@ def classifier_plan(
         batch: Samples of a step.
         optimizer: Plain gradient descent if None.
         cluster: As many local processes if None.
+        precision: float32 if None.
         pins: Knobs.
     """
     example = {"x": ((batch, INPUTS), "float32")}
@@ -81,7 +83,7 @@ def classifier_plan(
         cluster or f"local:{pp}",
         global_batch=batch,
         pin={"pp": pp, "num_microbatches": 1, "recompute": "none", **pins},
-        precision=Precision(compute="float32"),
+        precision=precision or Precision(compute="float32"),
         optimizer=optimizer or Optimizer(name="SGD", learning_rate=0.05),
         devices="any",
         certify=False,

@@ -10,9 +10,9 @@ layer, D_l x C or D_l x D_(l+1) values, which take as long for each value as the
 of the layer that makes C or D_(l+1) features. A tree broadcasts in log2(pp) messages.
 Bytes sent are those of activations ahead, and of the broadcast.
 
-Held are inputs and outputs of all layers for all microbatches, and error weights with
-their gradients. Rows of a table leave the broadcast out, and take error weights for as
-large as weights.
+Held are inputs and outputs of all layers for all microbatches in the dtype that is
+computed in, and error weights with their gradients, once more where they are cast. Rows
+of a table leave the broadcast out, and take error weights for as large as weights.
 Source: Ororbia et al. 2023, arXiv 2002.03911.
 """
 
@@ -131,17 +131,20 @@ class LocalAlignmentPricing(PipelinePricing):
         """Inputs and outputs of layers, of all microbatches, and error weights."""
         strategy = stages.strategy
         many, samples = strategy.num_microbatches, strategy.microbatch_size
-        size = dtype_bytes(strategy.precision.parameter)
+        stored = dtype_bytes(strategy.precision.parameter)
+        size = dtype_bytes(strategy.precision.compute)
         outputs, inputs = _widths(stages)
         passes = stages.sums(outputs + inputs) + outputs[stages.bounds[1:] - 1]
         sizes = outputs * outputs[self._above(stages)]
         sizes[-1] = 0.0
-        errors = 2 * stages.sums(sizes)
+        # In the weights' dtype, and once more where they are cast.
+        each = 2 * stored + size * (size != stored)
+        errors = each * stages.sums(sizes)
         output = outputs[-1] * _ERROR_BYTES
         # A point, which becomes an error.
         widest = np.maximum.reduceat(np.maximum(outputs, inputs), stages.bounds[:-1])
         working = samples * _WORKING * widest * size
-        held = many * samples * (passes * size + output) + errors * size + working
+        held = many * samples * (passes * size + output) + errors + working
         return PipelineMemory(
             activations=held, later=held, again=held, received=np.zeros(stages.pp)
         )

@@ -60,6 +60,8 @@ class Pipeline:
         busy_s: Seconds in which each rank is at work. Shape [pp].
         update_s: Part of them in which it updates weights. Shape [pp], or [1] where
             that comes after the pipeline.
+        awaited_s: Part of them in which updates wait for sums over copies. [pp], or [1]
+            where none do.
     """
 
     plain_s: float
@@ -67,6 +69,7 @@ class Pipeline:
     done_s: Array
     busy_s: Array
     update_s: Array = field(default_factory=lambda: np.zeros(1))
+    awaited_s: Array = field(default_factory=lambda: np.zeros(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

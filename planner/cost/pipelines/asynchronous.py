@@ -3,7 +3,8 @@
 A window of D microbatches is one run of the schedule's order, in which every stage
 updates its weights behind each backward, or each ``update_every``-th:
 
-step of M microbatches = M / D makespan(D), the update part of each backward
+step of M microbatches = M / D makespan(D), the update part of each backward, and of
+copies that average gradients the sum before it
 
 bytes added on stage s of S = (S - 1 - s) / update_every W, rounded up, for W bytes of
 trained weights in the dtype that is computed in: the versions that microbatches under
@@ -32,6 +33,7 @@ from planner.cost.pipelines import (
     PipelinePricing,
     RowTimes,
 )
+from planner.cost.replicas import replica_pricing
 from planner.cost.strategy.stages import Stages, StageTimes
 from planner.cost.table.rows import Columns
 from planner.cost.table.stages import Summaries
@@ -47,12 +49,22 @@ class _Window(Stages):
     """Stages of a window, whose backwards have updates behind them."""
 
     @cached_property
+    def awaited_s(self) -> Array:
+        """Seconds that each update waits for a sum over copies. Shape [pp].
+
+        At full speed: what sharing cores adds to a sum is in its price already.
+        """
+        updates = self.strategy.asynchrony.updates(self.strategy.num_microbatches)
+        return np.asarray(_awaited(self) / updates / self.core_contention[0])
+
+    @cached_property
     def times(self) -> StageTimes:
         """Seconds of every stage for one microbatch, its share of an update too."""
         plain = super().times
         settings = self.strategy.asynchrony
         assert isinstance(settings, Asynchronous)
-        share = self.update_s[self.rank] / settings.update_every
+        own = (self.update_s + self.awaited_s)[self.rank]
+        share = own / settings.update_every
         return replace(
             plain,
             backward=plain.backward + share,
@@ -101,6 +113,7 @@ class AsynchronousPricing(PipelinePricing):
             done_s=np.full(stages.pp, ends),
             busy_s=found.busy_s * share,
             update_s=stages.update_s * self.settings.updates(many),
+            awaited_s=_awaited(stages) / stages.core_contention[0],
         )
 
     def memory(self, stages: Stages) -> PipelineMemory:
@@ -110,7 +123,18 @@ class AsynchronousPricing(PipelinePricing):
         older = [
             self.settings.older_versions(rank, stages.pp) for rank in range(stages.pp)
         ]
-        return replace(self._flushed.memory(window), versions=weights * np.array(older))
+        found = self._flushed.memory(window)
+        again = found.again + np.maximum(
+            _summed_bytes(stages) - stages.working_bytes, 0
+        )
+        # Where each backward has an update, the next one begins without gradients.
+        alone = self.settings.update_every == 1
+        return replace(
+            found,
+            later=again if alone else np.maximum(found.later, again),
+            again=again,
+            versions=weights * np.array(older),
+        )
 
     def traffic(self, stages: Stages) -> dict[str, Array]:
         """Bytes between stages in a step: those of the flushed pipeline."""
@@ -132,6 +156,21 @@ class AsynchronousPricing(PipelinePricing):
         """Stages with as many microbatches in a step."""
         strategy = stages.strategy.model_copy(update={"num_microbatches": many})
         return _Window(context=stages.context, strategy=strategy, costs=stages.costs)
+
+
+def _awaited(stages: Stages) -> Array:
+    """Seconds of a step in which updates wait for sums over copies. Shape [pp]."""
+    pricing = replica_pricing(stages.strategy.synchronisation)
+    traffic = pricing.traffic(*stages.replicas, stages.context)
+    return np.broadcast_to(traffic.awaited_s, stages.pp)
+
+
+def _summed_bytes(stages: Stages) -> Array:
+    """Bytes of the buffer by which copies average gradients. Shape [pp]."""
+    strategy, (rows, _) = stages.strategy, stages.replicas
+    sums = strategy.mesh.dp_replicate > 1 and not strategy.synchronisation.between_steps
+    size = (rows.trained + rows.tensors) * stages.context.scalar_bytes.reduce
+    return np.asarray(size * sums)
 
 
 def _until(found: Timeline, end_s: float) -> Timeline:

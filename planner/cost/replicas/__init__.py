@@ -71,6 +71,7 @@ class ReplicaRows:
             there are no parts, or only their number is known. Shape [n, parts].
         passes_s: What hosts take for other hooks of units in each microbatch, over all
             stages, where these are not part of compute.
+        tensors: Trained tensors that ``trained`` are in.
         hooks_s: What hosts take for gathers and reductions of a microbatch, over all
             stages: in pipelines a host has those of its own, and runs an action for
             each microbatch, which takes it as long as the hooks of a unit (1 to 2.7 ms
@@ -97,6 +98,7 @@ class ReplicaRows:
     bucket_bytes: int | None = None
     parts: Array = field(default_factory=lambda: np.zeros((1, 0)))
     passes_s: Array = field(default_factory=_nothing)
+    tensors: Array = field(default_factory=_nothing)
     hooks_s: Array = field(default_factory=_nothing)
 
     @property
@@ -116,6 +118,8 @@ class ReplicaTraffic:
         reduced_bytes: Payload of the all-reduce over replicas.
         exchanged_bytes: Payload of all-to-alls between them.
         messaged_bytes: Payload of messages from one replica to another.
+        awaited_s: Seconds in which updates wait for sums inside the pipeline, no part
+            of ``exposed_s``.
         sent_bytes: Bytes that leave the device for all of them.
     """
 
@@ -126,6 +130,7 @@ class ReplicaTraffic:
     sent_bytes: Array
     exchanged_bytes: Array = field(default_factory=_nothing)
     messaged_bytes: Array = field(default_factory=_nothing)
+    awaited_s: Array = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +180,8 @@ class ReplicaPricing(Protocol):
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
     ) -> Array:
         """Seconds that a mean step is longer for it. Shape [n]."""
-        return self.traffic(rows, groups, context).exposed_s
+        found = self.traffic(rows, groups, context)
+        return found.exposed_s + found.awaited_s
 
     def traffic(
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext

@@ -16,6 +16,10 @@ the hidden time comes on top.
 
 Compression makes gradients smaller: :mod:`planner.cost.replicas.codecs`.
 
+Stages that update weights behind each backward sum all their gradients before each
+update, in one all-reduce that the update waits for and nothing hides. With it goes a
+scalar a tensor, by which copies know gradients that none of them has.
+
 Where the next forward waits for no more than it needs (``communication.buckets``), the
 sums that backward leaves hide under that as well, but for those that its first unit
 waits for. Step after step takes this long; a run's last one takes longer.
@@ -33,6 +37,7 @@ from planner.cost.context import PricingContext
 from planner.cost.recipes import Recipe
 from planner.cost.replicas import (
     ReplicaBytes,
+    ReplicaPricing,
     ReplicaRows,
     ReplicaTraffic,
     expert_spread,
@@ -424,6 +429,26 @@ def _table_of(groups: ReplicaGroups, context: PricingContext) -> SendTable | Non
     return context.regime.communication.replicas.table(copies)
 
 
+def _traffic_of_updates(
+    rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
+) -> ReplicaTraffic:
+    """Sums of copies whose stages update weights while microbatches are under way."""
+    copies = groups.replicate.size
+    size = (rows.trained + rows.tensors) * context.scalar_bytes.reduce * (copies > 1)
+    lines = groups.mirror[groups.replicate.which]
+    seconds = (lines[:, :, 0] + lines[:, :, 1] * size[:, None]).min(axis=1)
+    updates = context.regime.asynchrony.updates(rows.num_microbatches)
+    nothing = np.zeros_like(size)
+    return ReplicaTraffic(
+        exposed_s=nothing,
+        gathered_bytes=nothing,
+        scattered_bytes=nothing,
+        reduced_bytes=size * updates,
+        sent_bytes=size * updates * 2 * (copies - 1) / copies,
+        awaited_s=seconds * updates,
+    )
+
+
 def traffic_inside(
     rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
 ) -> ReplicaTraffic:
@@ -532,7 +557,7 @@ def _rounds(rows: ReplicaRows) -> tuple[Array, Array]:
     return gathers.astype(float), scatters.astype(float)
 
 
-class AllReducePricing:
+class AllReducePricing(ReplicaPricing):
     """Copies that exchange their gradients in every step.
 
     Compressed gradients are priced for plain replicas alone.
@@ -545,8 +570,8 @@ class AllReducePricing:
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
     ) -> Array:
         """Seconds that nothing hides. Shape [n]."""
-        if rows.compressed.any():
-            return self.traffic(rows, groups, context).exposed_s
+        if rows.compressed.any() or context.regime.asynchrony.update_interval:
+            return super().seconds(rows, groups, context)
         exposed = exposed_seconds(
             rows,
             groups,
@@ -562,6 +587,8 @@ class AllReducePricing:
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
     ) -> ReplicaTraffic:
         """The same seconds, and the bytes that move."""
+        if context.regime.asynchrony.update_interval:
+            return _traffic_of_updates(rows, groups, context)
         found = _with_copies(rows, groups, context)
         if context.sums_by_table:
             return _by_table(found, rows, groups, context)
@@ -599,6 +626,9 @@ class AllReducePricing:
         """
         of, nothing = context.scalar_bytes, np.zeros(len(rows.pp))
         beside = nothing
+        if context.regime.asynchrony.update_interval:
+            # What is summed is held within the pipeline, whose pricing counts it.
+            return ReplicaBytes(kept=nothing, working=nothing)
         if context.sums_by_table:
             # Buckets of our own hold all gradients, and what a step receives of one.
             ahead = 0.0 if of.compute == of.stored else rows.trained * of.stored

@@ -183,9 +183,4 @@ def _working_bytes(stages: Stages) -> Sequence[Array]:
     costs = stages.costs
     if stages.pp == 1:
         return [*costs.whole_bytes[:, :, stages.recompute[0], 0].reshape(-1)]
-    of_stages = np.maximum.reduceat(
-        costs.transient_bytes[:, 0], stages.bounds[:-1], axis=-1
-    )[stages.recompute, np.arange(len(stages.rank))]
-    found = np.zeros(stages.pp)
-    np.maximum.at(found, stages.rank, of_stages)
-    return [found] * (2 * len(IN_FLIGHT))
+    return [stages.working_bytes] * (2 * len(IN_FLIGHT))

@@ -258,6 +258,16 @@ class Stages:
         return self.of_ranks(self.sums(self.costs.tensors))
 
     @cached_property
+    def working_bytes(self) -> Array:
+        """Working set of the largest unit of each rank of a pipeline. Shape [pp]."""
+        units = self.costs.transient_bytes[:, 0]
+        of_stages = np.maximum.reduceat(units, self.bounds[:-1], axis=-1)
+        found = np.zeros(self.pp)
+        at = np.arange(len(self.rank))
+        np.maximum.at(found, self.rank, of_stages[self.recompute, at])
+        return found
+
+    @cached_property
     def update_s(self) -> Array:
         """Seconds of one update of each pp rank's weights, at full speed. Shape [pp].
 
@@ -363,6 +373,7 @@ class Stages:
             bucket_bytes=strategy.overlap.bucket_bytes,
             parts=self._parts,
             passes_s=full(1) * self.times.passes.sum() * crowd,
+            tensors=self.tensors,
             hooks_s=full(1) * self.times.hooks.sum() * crowd,
         )
         return rows, self.context.replicas(pp, self.ways, copies, mesh.tp)

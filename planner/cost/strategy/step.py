@@ -80,18 +80,21 @@ class Step:
             "context": part(stages.times.context),
             "expert": part(stages.times.expert),
         }
-        inside = float(np.broadcast_to(run.update_s, stages.pp)[slowest])
-        busy = float(run.busy_s[slowest]) - inside
+        inside, awaited = (
+            float(np.broadcast_to(each, stages.pp)[slowest])
+            for each in (run.update_s, run.awaited_s)
+        )
+        busy = float(run.busy_s[slowest]) - inside - awaited
         left = np.maximum(self.exposed_s + self.update_s - self.lag_s, 0.0)
         last = int(left.argmax())
         share = left[last] / max(self.exposed_s[last] + self.update_s[last], 1e-300)
         return {
             "compute": busy - sum(parts.values()),
             **parts,
-            "pipeline_bubble": run.plain_s - busy - inside,
+            "pipeline_bubble": run.plain_s - busy - inside - awaited,
             "pipeline_transfer": run.sent_s - run.plain_s,
             "shared_cores": self.pipeline_s - run.sent_s,
-            "data_parallel": float(self.exposed_s[last] * share),
+            "data_parallel": awaited + float(self.exposed_s[last] * share),
             "optimizer": inside + float(self.update_s[last] * share),
         }
 

@@ -32,7 +32,8 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
-_DENSE, _EXPERT, _TRAINED_DENSE, _TRAINED_EXPERTS, _WEIGHT_GRAD, _, _NONE = range(7)
+_DENSE, _EXPERT, _TRAINED_DENSE, _TRAINED_EXPERTS, _WEIGHT_GRAD = range(5)
+_TENSORS, _NONE = 5, 6
 
 _RECEIVED, _SHARED, _RETURNED, _SENT, _OUTPUT = range(len(CROSSING))
 
@@ -395,6 +396,20 @@ def _activations(
     return _Held(most, again if flying >= order.chunks else most, again)
 
 
+@inlined
+def _with_updates(held: _Held, more: float, update_every: int) -> _Held:
+    """Bytes of a rank that updates weights while microbatches are under way.
+
+    An update takes the gradients of all microbatches before it, so that the next
+    backward begins without any, if each has one. ``more`` is what the update itself
+    takes beside them, when its microbatch is gone.
+    """
+    again = held.again + more
+    return _Held(
+        held.first, again if update_every == 1 else max(held.later, again), again
+    )
+
+
 @compiled
 def _fill(
     rows: Columns,
@@ -408,6 +423,7 @@ def _fill(
     limits: Array,
     of: ScalarBytes,
     update_every: int,
+    sums: bool,
     worst: Array,
     excess: Array,
     shards: Array,
@@ -428,6 +444,7 @@ def _fill(
         of: What the request says of bytes.
         update_every: Microbatches behind which a stage updates weights that others
             under way began with; 0 where none are.
+        sums: Whether copies average gradients before each such update.
         worst: Bytes on the fullest of them. Shape [n].
         excess: Most bytes over a limit. Shape [n].
         shards: Trained scalars that ZeRO leaves on a device of rank 0. Shape [n].
@@ -491,20 +508,26 @@ def _fill(
                     whole[pair, 0, kind, again],
                     whole[pair, 1, kind, again],
                 )
+            if update_every > 0:
+                summed = trained + kept[pair, place, _TENSORS]
+                summed *= of.reduce if sums and replicas > 1 else 0.0
+                held = _with_updates(held, max(summed - ending, 0.0), update_every)
             if _alone(zero, pp, many, replicas, shards_of, of):
-                casts = 1 if of.own_casts and replicas * shards_of == 1 else 0
+                casts = int(of.own_casts and replicas * shards_of == 1)
                 parameters = has.whole * of.stored + alone[pair, casts, 0, again]
-                gradients, states = alone[pair, casts, 1, again], trained * of.states
-                activations = held.first + alone[pair, casts, 2, again]
+                gradients, states, activations = (
+                    alone[pair, casts, 1, again],
+                    trained * of.states,
+                    held.first + alone[pair, casts, 2, again],
+                )
             else:
                 parameters, gradients, states, activations = _at_peak(
                     has, zero, pp, many, of, held, working, ending
                 )
             if update_every > 0:
                 older = (pp - 1 - rank + update_every - 1) // update_every
-                parameters += trained * of.stored * older
-            buffers = crossing[pair, place, _RECEIVED]
-            buffers *= many if of.all_waiting else 1
+                parameters += trained * of.compute * older
+            buffers = crossing[pair, place, _RECEIVED] * (many if of.all_waiting else 1)
             total = parameters + gradients + states + buffers + of.reserve
             total += activations * of.swell
             fullest, over = max(fullest, total), max(over, total - limits[at, place])
@@ -534,6 +557,8 @@ def table_memory(
     limits: Array,
     of: ScalarBytes,
     update_every: int = 0,
+    *,
+    sums: bool = False,
 ) -> TableMemory:
     """Peak memory of every row, on the ranks that can be fullest.
 
@@ -545,6 +570,7 @@ def table_memory(
         of: Bytes of scalars.
         update_every: Microbatches behind which a stage updates weights while others
             are under way; 0 if pipelines are flushed.
+        sums: Whether copies average gradients before each such update.
     """
     worst, excess, shards = np.empty((3, len(rows.pp)))
     _fill(
@@ -559,6 +585,7 @@ def table_memory(
         limits,
         of,
         update_every,
+        sums,
         worst,
         excess,
         shards,

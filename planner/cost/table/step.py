@@ -142,9 +142,9 @@ def _replica_rows(
 ) -> ReplicaRows:
     """Describe the copies of each row on its first rank."""
     context, memory = orders.context, summaries.memory
-    dense, expert, trained, trained_experts = (
-        memory.kept[:, 0, KEPT.index(name)]
-        for name in ("dense", "expert", "trained_dense", "trained_experts")
+    names = ("dense", "expert", "trained_dense", "trained_experts", "tensors")
+    dense, expert, trained, trained_experts, tensors = (
+        memory.kept[:, 0, KEPT.index(name)] for name in names
     )
     shards = rows.dp_shard * rows.cp
     whole = plain_replicas(rows.pp, table.tp, rows.zero_stage, shards)
@@ -167,6 +167,7 @@ def _replica_rows(
         whole=whole & (table.dp_replicate * rows.cp > 1),
         compression=context.regime.gradient_compression,
         passes_s=summaries.whole[rows.pair, TIMES.passes],
+        tensors=tensors[rows.pair],
         hooks_s=summaries.whole[rows.pair, TIMES.hooks],
     )
 
@@ -308,6 +309,7 @@ def price_table(
         places.limits,
         context.scalar_bytes,
         regime.asynchrony.update_interval,
+        sums=not regime.synchronisation.between_steps,
     )
     times = _pipelines(rows, summaries, places.core_contention, regime)
     tensors = summaries.memory.kept[pair, 0, KEPT.index("tensors")]

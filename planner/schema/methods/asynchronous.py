@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from planner.schema.methods.all_reduce import AllReduce
 from planner.schema.methods.method import Asynchrony, Feature, Method, Recompute
 
 if TYPE_CHECKING:
@@ -128,13 +129,14 @@ def _copies(case: Case) -> str | None:
     strategy = case.strategy
     shown, copies = f"asynchrony={strategy.asynchrony}", strategy.mesh.dp_replicate
     value = strategy.synchronisation
-    if copies == 1:
+    if copies == 1 or isinstance(value, AllReduce):
         return None
     if not value.between_steps:
         return (
-            f"{shown} with dp_replicate={copies} and synchronisation={value}; stages "
-            f"update their weights at different times, when no copies can meet, use "
-            f"dp_replicate=1 or asynchrony=flushed"
+            f"{shown} with dp_replicate={copies} and synchronisation={value}; copies "
+            f"of a stage average gradients before each update, or weights when the "
+            f"pipeline is drained, use synchronisation=all_reduce or local_steps, or "
+            f"asynchrony=flushed"
         )
     steps = _settings(strategy).steps_to_drain(strategy.num_microbatches)
     if any(every % steps for every in value.acts_every):
@@ -287,7 +289,6 @@ METHODS = (
         },
         prices="planner.cost.pipelines.asynchronous:AsynchronousPricing",
         runs="executors.replicas.asynchronous:AsynchronousReplicas",
-        unverified="whose steps leave microbatches under way",
         page="methods/asynchronous.md",
         test="tests/distributed/test_asynchronous.py",
         source=_SOURCE,

@@ -84,11 +84,12 @@ def _nothing_again(case: Case) -> str | None:
             f"compile=True with learning={strategy.learning}; layers are called one "
             f"by one, leave it out"
         )
-    if precision.compute != precision.parameter:
+    if precision.compute not in (precision.parameter, "bfloat16"):
         return (
             f"parameter={precision.parameter} and compute={precision.compute} with "
-            f"learning={strategy.learning}; layers compute in the dtype of their "
-            f"weights, use one for both"
+            f"learning={strategy.learning}; errors have no scale that would keep them "
+            f"in the range of other dtypes than bfloat16, use compute=bfloat16, or "
+            f"compute={precision.parameter}"
         )
     return None
 
