@@ -121,6 +121,8 @@ def _group_features(request: Request, groups: DeviceGroups) -> tuple[Wide, Index
     context = request.context
     types = context.cluster.device_types
     kinds, sizes = groups.kinds, groups.sizes.astype(float)
+    # Hosts that were joined look as one of them does: weights know hosts.
+    each = groups.host_sizes.astype(float)
     compute = context.precision.compute
     speed = np.array([peak_flops_per_s(kind, compute) for kind in types])[kinds]
     memory = np.array([kind.memory_bytes for kind in types])[kinds]
@@ -134,19 +136,19 @@ def _group_features(request: Request, groups: DeviceGroups) -> tuple[Wide, Index
     waits = np.where(alone, np.nan, latency) if many > 1 else latency
     of_kind = np.array([sizes[kinds == kind].sum() for kind in kinds])
     columns = [
-        np.log2(sizes) / 3,
+        np.log2(each) / 3,
         np.log2(speed / speed.max()),
         np.log2(memory / memory.max()),
         np.log2(moved / moved.max()),
         _log(memory, 1e10),
-        np.where(sizes > 1, np.diagonal(bandwidth), 0.0) / 2,
-        (sizes > 1).astype(float),
+        np.where(each > 1, np.diagonal(bandwidth), 0.0) / 2,
+        (each > 1).astype(float),
         np.nanmean(others, axis=1) / 2,
         np.nanmax(others, axis=1) / 2,
         np.nanmin(others, axis=1) / 2,
         np.nanmean(waits, axis=1) / 2,
         of_kind / sizes.sum(),
-        np.log2(sizes / sizes.max()) / 3,
+        np.log2(each / each.max()) / 3,
     ]
     near = _nearest(groups.seconds(), min(_NEAREST, many - 1))
     source = np.repeat(np.arange(many), near.shape[1])
@@ -255,7 +257,7 @@ def _mesh_features(
     whole = np.array([subset.usable.all() for subset in choices.subsets])[
         choices.subset
     ]
-    total, host = float(groups.sizes.sum()), float(np.median(groups.sizes))
+    total, host = float(groups.sizes.sum()), float(np.median(groups.host_sizes))
     copies = replicate * shard
     batch = request.global_batch / copies
     compute = sums.flops / slow

@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.cluster.topology import FloatArray, IntArray, Topology
+from planner.cluster.topology import (
+    FloatArray,
+    HierarchicalTopology,
+    IntArray,
+    Topology,
+)
 from planner.errors import ClusterError
 
 __all__ = ["AxisLevel", "axis_groups", "axis_levels", "boundary_links", "flow_factor"]
@@ -102,6 +107,8 @@ def axis_levels(
         members = _closed_form(topology.level_sizes, degree, stride)
         if members is not None and topology.has_equal_links:
             groups = groups[:1]
+    if isinstance(topology, HierarchicalTopology):
+        groups = _one_of_each(topology.domains[0][ids], groups, stride)
     if members is None:
         members, even = _common_members(topology.domains, groups)
     bandwidth, latency = topology.slowest_by_level(groups, members[0])
@@ -109,6 +116,32 @@ def axis_levels(
         bandwidth = np.minimum.accumulate(bandwidth)
         latency = np.maximum.accumulate(latency)
     return _merge(members, bandwidth, latency, topology)
+
+
+def _one_of_each(hosts: IntArray, groups: IntArray, stride: int) -> IntArray:
+    """Return one of the groups that meet at the same places.
+
+    Ranks that lie in one host in runs of equal size are alike: groups that begin in
+    one run use the same links.
+
+    Args:
+        hosts: Host of each rank. Shape [n].
+        groups: All groups of an axis, or the first of them. Shape [g, d].
+        stride: Distance in ranks between neighbours of a group.
+    """
+    if len(groups) < stride:
+        return groups
+    changes = np.flatnonzero(np.diff(hosts)) + 1
+    run = int(np.gcd.reduce(changes, initial=len(hosts)))
+    span = groups.shape[1] * stride
+    blocks = groups.reshape(-1, stride, groups.shape[1])
+    if run % span == 0:
+        blocks = blocks[:: run // span, :1]
+    elif run % stride == 0:
+        blocks = blocks[:, :1]
+    elif stride % run == 0:
+        blocks = blocks[:, ::run]
+    return np.ascontiguousarray(blocks).reshape(-1, groups.shape[1])
 
 
 def _closed_form(
@@ -183,7 +216,11 @@ def _merge(
 
 
 def flow_factor(
-    topology: Topology, senders: IntArray, receivers: IntArray, rounds: IntArray
+    topology: Topology,
+    senders: IntArray,
+    receivers: IntArray,
+    rounds: IntArray,
+    each: IntArray | None = None,
 ) -> FloatArray:
     """Multiple of its share of the network that each of several messages has.
 
@@ -195,6 +232,7 @@ def flow_factor(
         senders: Device id of each message's sender. Shape [n].
         receivers: Of its receiver; it may send back at another time. Shape [n].
         rounds: Messages of one number go at the same time, others do not. Shape [n].
+        each: Number of equal messages that each stands for; 1 if None. Shape [n].
     Returns:
         At least 1. Shape [n].
     """
@@ -207,7 +245,8 @@ def flow_factor(
     crosses = host[senders] != host[receivers]
     for ends in (senders, receivers):
         place = rounds * hosts + host[ends]
-        flows = np.bincount(place[crosses], minlength=int(place.max()) + 1)
+        many = None if each is None else each[crosses]
+        flows = np.bincount(place[crosses], many, minlength=int(place.max()) + 1)
         factor = np.minimum(factor, size[host[ends]] / np.maximum(1, flows[place]))
     return np.where(crosses, np.maximum(factor, 1.0), 1.0)
 

@@ -379,7 +379,7 @@ class PricingContext:
         """Device ids as cluster methods take them: None where ranks are devices."""
         if np.array_equal(self.order, np.arange(self.cluster.num_devices)):
             return None
-        return tuple(int(device) for device in self.order)
+        return tuple(self.order.tolist())
 
     @cached_property
     def _device_types(self) -> Index:

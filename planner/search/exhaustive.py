@@ -43,8 +43,9 @@ Index = NDArray[np.int64]
 _ROWS_AT_ONCE, _ROWS_TIMED, _ROWS_RACED = 500_000, 100_000, 10_000
 #: Rows with the least excess that fit by an exact cut before others come first again.
 _RESCUED = 4
-#: Prices in one glance at several numbers of devices.
-_ROWS_GLANCED = 4_000
+#: Prices in one glance at several numbers of devices; prices times ranks above which
+#: the orders of one number come one after the other.
+_ROWS_GLANCED, _RANKS_GLANCED = 4_000, 400_000_000
 #: In a race: finalists simulated after a glance at all orders, and after the whole
 #: space of each; pipelines tried under other schedules for each order; scores over the
 #: best up to which they are, and from which on finalists are dropped.
@@ -148,18 +149,21 @@ class _Queue:
     def glance(self) -> Iterator[None]:
         """Price a few rows of every mesh under every order, many orders at once."""
         request, many = self._request, 0
-        parts: list[tuple[int, StrategyTable]] = []
+        parts: list[tuple[int, StrategyTable, Sequence[Index]]] = []
         for count, orders in self._orders.items():
             mesh = enumerate_meshes(request.facts, count, request.pins)
             if not len(mesh):
                 continue
             table = few_rows(request, mesh)
-            parts.append((count, table))
-            many += len(orders) * len(table)
-            if many >= _ROWS_GLANCED:
-                self._add(parts)
-                parts, many = [], 0
-                yield
+            turns = 1 + len(orders) * len(table) * count // _RANKS_GLANCED
+            each = -(-len(orders) // turns)
+            for start in range(0, len(orders), each):
+                parts.append((count, table, orders[start : start + each]))
+                many += len(parts[-1][-1]) * len(table)
+                if many >= _ROWS_GLANCED:
+                    self._add(parts)
+                    parts, many = [], 0
+                    yield
         if parts:
             self._add(parts)
             yield
@@ -174,15 +178,13 @@ class _Queue:
             pins=self._request.pins,
             rows=size if timed else _ROWS_AT_ONCE,
         ):
-            self._add([(count, table)])
+            self._add([(count, table, self._orders[count])])
             yield
 
-    def _add(self, parts: Sequence[tuple[int, StrategyTable]]) -> None:
-        """Price tables under all orders of their numbers of devices; queue the best."""
+    def _add(self, parts: Sequence[tuple[int, StrategyTable, Sequence[Index]]]) -> None:
+        """Price tables of numbers of devices under some orders; queue the best."""
         request = self._request
-        tables = [
-            (order, n, t) for n, t in parts if len(t) for order in self._orders[n]
-        ]
+        tables = [(order, n, t) for n, t, orders in parts if len(t) for order in orders]
         if not tables:
             return
         rows = StrategyTable.concatenate([table for _, _, table in tables])

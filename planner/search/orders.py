@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from planner.cluster import Cluster
 from planner.search.base import Request
 from planner.search.launcher_limits import LauncherLimits
-from planner.space import enumerate_strategies
+from planner.space import enumerate_meshes, enumerate_strategies, expand_meshes
 
 __all__ = ["device_orders", "type_sets"]
 
@@ -18,6 +18,8 @@ Index = NDArray[np.int64]
 
 #: Largest tp of a model without named dimensions: powers of two up to this.
 _ANY_TP = 64
+#: Meshes that are looked at first for legal rows.
+_FEW_MESHES = 16
 
 
 def _sorted_by(request: Request, value: NDArray[np.float64]) -> Index:
@@ -93,6 +95,11 @@ def _reachable(request: Request) -> Index:
 
 
 def _has_legal(request: Request, count: int) -> bool:
+    mesh = enumerate_meshes(request.facts, count, request.pins)
+    # A few meshes of all kinds most often have rows; if not, all are looked at.
+    few = mesh[:: max(1, len(mesh) // _FEW_MESHES)]
+    if len(expand_meshes(few, request.facts, request.pins)):
+        return True
     tables = enumerate_strategies(
         request.facts, num_devices=count, pins=request.pins, rows=50_000
     )

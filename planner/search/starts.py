@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Cluster
+from planner.cluster.topology import HierarchicalTopology
 from planner.cost import CostModel
 from planner.search.base import Request, scores_of
 from planner.search.campaign import Campaign
@@ -41,8 +42,8 @@ _ROWS, _PER_MESH = 48, 2
 _TOURS, _TRIALS = 3, 36
 #: Solutions of a race that are laid over the devices in every way.
 _LAID_ROWS = 64
-#: Solutions priced at once.
-_BATCH = 400
+#: Solutions priced at once: ranks of all together, at most and at least so many.
+_RANKS, _BATCH, _LEAST = 800_000, 400, 16
 #: Rows priced at once without a time budget, and with one.
 _ROWS_AT_ONCE, _ROWS_TIMED = 100_000, 25_000
 #: Shares of the time budget after which the parts of :func:`begin` end: pricing rows,
@@ -52,8 +53,9 @@ _LOOKED, _LAID, _TOURED = 0.2, 0.35, 0.5
 _POOLS = 24
 #: Size of the message by which links are compared: latency and bandwidth both count.
 _MESSAGE_BYTES = 1e7
-#: Most devices for a comparison of all links.
-_MOST_PAIRED = 2048
+#: Most devices for a comparison of all links, and most where switches join hosts in
+#: the order of their numbers.
+_MOST_PAIRED, _MOST_SWITCHED = 2048, 1024
 #: Most pieces for which the memetic search is fast enough.
 _MOST_PIECES = 128
 
@@ -119,7 +121,9 @@ def lay(campaign: Campaign) -> Iterator[None]:
         for base in [one.order, *bases.get(len(one.order), [])]
         for made in grid_orders(base, one.row)
     )
-    while batch := list(islice(laid, _BATCH)):
+    longest = max((pool.count for pool in there), default=1)
+    size = min(_BATCH, max(_LEAST, _RANKS // longest))
+    while batch := list(islice(laid, size)):
         campaign.price(batch)
         yield
     for start in _pipelines(campaign):
@@ -307,7 +311,8 @@ def near_order(cluster: Cluster, pool: Index) -> Index:
     It is the order in which Prim's algorithm reaches them: a site is left only when all
     of it is reached.
     """
-    if len(pool) > _MOST_PAIRED:
+    numbered = isinstance(cluster.topology, HierarchicalTopology)
+    if len(pool) > (_MOST_SWITCHED if numbered else _MOST_PAIRED):
         return pool
     apart = _apart(cluster, pool)
     reach, here = apart[0].copy(), 0

@@ -78,6 +78,9 @@ class _Asker:
             for name in cls.__dataclass_fields__
             if name != "sharding"
         }
+        if facts.target in OWN_TARGETS:
+            # Executors do not look at the machines.
+            told.update(hosts=(), device_types=(), host_types=())
         return cls(sharding=tuple(facts.sharding.items()), **told)
 
     def strategy(self, row: Row) -> Strategy:

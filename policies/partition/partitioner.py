@@ -135,7 +135,9 @@ class LearnedPartitioner:
         if request.evaluation_budget is not None and total is not None and not alone:
             part = -(-total // _PART)
             request = replace(request, evaluation_budget=min(part, campaign.left or 1))
-        groups = group_devices(request.context)
+        # A launcher's limits are on hosts.
+        join = request.launcher_limits is None
+        groups = group_devices(request.context, join=join)
         budget, now = request.time_budget_s, time.perf_counter()
         share = 1.0 if alone else self.first_share
         problem = Problem(

@@ -83,7 +83,7 @@ class Problem:
     def order_matters(self) -> bool:
         """True if the order of the devices changes the price of a plan."""
         many = any(len(subset.sequences) > 1 for subset in self.choices.subsets)
-        return many or len(np.unique(self.groups.sizes)) > 1
+        return many or len(np.unique(self.groups.host_sizes)) > 1
 
     @property
     def late(self) -> bool:

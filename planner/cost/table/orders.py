@@ -94,10 +94,61 @@ def level_tables(topology: Topology) -> LevelTables:
     raise TypeError(f"no arrays of a {type(topology).__name__} are known")
 
 
+@compiled
+def _host_runs(hosts: Index, orders: Index, lengths: Index, units: Index) -> None:
+    """Fill in the largest size of equal runs of each order that lie in one host."""
+    for row in range(len(orders)):
+        unit = lengths[row]
+        for rank in range(1, lengths[row]):
+            if hosts[orders[row, rank]] != hosts[orders[row, rank - 1]]:
+                one, other = unit, rank
+                while other:
+                    one, other = other, one % other
+                unit = one
+                if unit == 1:
+                    break
+        units[row] = unit
+
+
+def _units(hosts: Index | None, orders: Index, lengths: Index) -> Index:
+    """Return the size of equal runs of ranks that are alike, as they lie in one host.
+
+    Args:
+        hosts: Host of each device; None where each pair of devices has its own link: a
+            run is then one rank. Shape [devices].
+        orders: Device id of each rank, -1 after the last. Shape [orders, most ranks].
+        lengths: Ranks of each order. Shape [orders].
+    Returns:
+        A divisor of the ranks of each order. Shape [orders].
+    """
+    units = np.ones(len(orders), dtype=np.int64)
+    if hosts is not None:
+        _host_runs(np.ascontiguousarray(hosts), orders, lengths, units)
+    return units
+
+
+@inner
+def _steps(unit: int, degree: int, stride: int) -> tuple[int, int]:
+    """Steps from block to block and from start to start between groups that differ.
+
+    Ranks of one run of ``unit`` lie in one host: where runs divide strides or contain
+    them, groups that begin in one run meet at the same places.
+    """
+    span = degree * stride
+    if unit % span == 0:
+        return unit, stride
+    if unit % stride == 0:
+        return span, stride
+    if stride % unit == 0:
+        return span, unit
+    return span, 1
+
+
 @inner
 def _common(
     domains: Index,
     ids: Index,
+    unit: int,
     degree: int,
     stride: int,
     count: Index,
@@ -108,10 +159,11 @@ def _common(
     ``count`` is zero for every switch, before and after.
     """
     levels, even, below, span = len(domains), True, 1, degree * stride
+    block_step, start_step = _steps(unit, degree, stride)
     for level in range(levels - 1):
         domain, common, least, most = domains[level], 0, len(ids), 0
-        for block in range(0, len(ids) // span * span, span):
-            for start in range(block, block + stride):
+        for block in range(0, len(ids) // span * span, block_step):
+            for start in range(block, block + stride, start_step):
                 for place in range(degree):
                     count[domain[ids[start + place * stride]]] += 1
                 for place in range(degree):
@@ -134,6 +186,7 @@ def _common(
 def _slowest(
     net: LevelTables,
     ids: Index,
+    unit: int,
     degree: int,
     stride: int,
     in_host: float,
@@ -147,10 +200,11 @@ def _slowest(
     ``low`` and ``high`` are -1 for every switch, before and after.
     """
     span = degree * stride
+    block_step, start_step = _steps(unit, degree, stride)
     for level in range(len(net.domains)):
         domain = net.domains[level]
-        for block in range(0, len(ids) // span * span, span):
-            for start in range(block, block + stride):
+        for block in range(0, len(ids) // span * span, block_step):
+            for start in range(block, block + stride, start_step):
                 for place in range(degree):
                     device = ids[start + place * stride]
                     below = device if level == 0 else net.domains[level - 1, device]
@@ -225,6 +279,7 @@ def _fill(
     net: LevelTables,
     orders: Index,
     lengths: Index,
+    units: Index,
     which: Index,
     degree: Index,
     stride: Index,
@@ -240,13 +295,23 @@ def _fill(
         ids, each, step = orders[order, : lengths[order]], degree[row], stride[row]
         if each == 1:
             continue
-        even = _common(net.domains, ids, each, step, count, members[row])
+        unit = units[order]
+        even = _common(net.domains, ids, unit, each, step, count, members[row])
         if len(net.bandwidth):
             _slowest_pairs(net, ids, each, step, bandwidth[row], latency[row])
         else:
             in_host = members[row, 0]
             _slowest(
-                net, ids, each, step, in_host, low, high, bandwidth[row], latency[row]
+                net,
+                ids,
+                unit,
+                each,
+                step,
+                in_host,
+                low,
+                high,
+                bandwidth[row],
+                latency[row],
             )
         if not even:
             for level in range(1, len(net.domains)):
@@ -278,10 +343,15 @@ def group_levels(
     latency = np.zeros(shape)
     # Room for compiled code, which takes long to compile where it makes arrays.
     switches = int(net.domains.max(initial=0)) + 1
-    _fill(
-        net,
+    ids, lengths = (
         np.ascontiguousarray(orders, dtype=np.int64),
         (orders >= 0).sum(axis=1),
+    )
+    _fill(
+        net,
+        ids,
+        lengths,
+        _units(None if len(net.bandwidth) else net.domains[0], ids, lengths),
         np.ascontiguousarray(which, dtype=np.int64),
         np.ascontiguousarray(degree, dtype=np.int64),
         np.ascontiguousarray(stride, dtype=np.int64),
@@ -392,6 +462,14 @@ class Orders:
     def _net(self) -> LevelTables:
         return level_tables(self.context.cluster.topology)
 
+    @cached_property
+    def _alike(self) -> Index:
+        """Size of equal runs of each order that lie in one host. Shape [orders]."""
+        topology = self.context.cluster.topology
+        by_host = isinstance(topology, HierarchicalTopology)
+        ids = np.ascontiguousarray(self.ids, dtype=np.int64)
+        return _units(topology.domains[0] if by_host else None, ids, self.lengths)
+
     def context_of(self, order: int) -> PricingContext:
         """Return the context with one of the orders."""
         return self.context.reordered(self.ids[order, : self.lengths[order]])
@@ -466,8 +544,10 @@ class Orders:
     def _fill(self, made: Places, order: Index) -> None:
         """All stages of all places side by side, each a run of as many devices."""
         context, pp = self.context, made.pp
-        runs = _Runs.of(pp, self.lengths[order])
-        ids = self.ids[order[runs.place], runs.rank]
+        # Of neighbours in one host one stands for all.
+        each = np.gcd(self._alike[order], self.lengths[order] // pp)
+        runs = _Runs.of(pp, self.lengths[order] // each)
+        ids = self.ids[order[runs.place], runs.rank * each[runs.place]]
         kinds, memory = context.types_and_limits_of_runs(ids, runs.starts)
         made.types[runs.owner, runs.stage] = kinds
         beyond = np.arange(made.types.shape[1]) >= pp[:, None]
@@ -477,7 +557,7 @@ class Orders:
             made.limits[:, column] = memory[head + stage]
         whole = runs.starts[head]
         made.slowest[:] = context.types_and_limits_of_runs(ids, whole)[0]
-        bandwidth, latency = self._boundaries(made, order, runs, ids)
+        bandwidth, latency = self._boundaries(made, order, each, runs, ids)
         deep = pp[runs.owner] > 1
         at = runs.owner[deep], runs.stage[deep]
         made.bandwidth[at], made.latency[at] = bandwidth[deep], latency[deep]
@@ -488,7 +568,7 @@ class Orders:
                 made.core_contention[row] = self.context_of(one).core_contention(depth)
 
     def _boundaries(
-        self, made: Places, order: Index, runs: _Runs, ids: Index
+        self, made: Places, order: Index, each: Index, runs: _Runs, ids: Index
     ) -> tuple[Array, Array]:
         """Bandwidth and latency after each run, wrapping round. Shapes [runs]."""
         context = self.context
@@ -498,11 +578,12 @@ class Orders:
                 np.concatenate(part) for part in zip(*found, strict=True)
             )
             return bandwidth, latency
-        links, length = context.cluster.topology.links, self.lengths[order]
+        links, length = context.cluster.topology.links, self.lengths[order] // each
         ahead = (runs.rank + (length // made.pp)[runs.place]) % length[runs.place]
-        behind = self.ids[order[runs.place], ahead]
+        behind = self.ids[order[runs.place], ahead * each[runs.place]]
         there, back = links(ids, behind), links(behind, ids)
-        factor = flow_factor(context.cluster.topology, ids, behind, runs.place)
+        many = each[runs.place]
+        factor = flow_factor(context.cluster.topology, ids, behind, runs.place, many)
         slower = np.minimum(there[0], back[0]) * factor
         bandwidth = np.minimum.reduceat(slower, runs.starts)
         latency = np.maximum.reduceat(np.maximum(there[1], back[1]), runs.starts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from string import Formatter
@@ -70,11 +71,13 @@ def _read() -> tuple[Method, ...]:
 _REGISTRY = _read()
 
 
+@cache
 def slots() -> tuple[str, ...]:
     """Fields of a strategy that methods fill."""
     return tuple(dict.fromkeys(one.slot for one in _REGISTRY))
 
 
+@cache
 def methods(slot: str | None = None) -> tuple[Method, ...]:
     """Records of all methods, or of those of one slot, its default first."""
     return tuple(one for one in _REGISTRY if slot in {None, one.slot})

@@ -1,4 +1,9 @@
-"""Groups of devices that stay together in an order: the devices of one host."""
+"""Groups of devices that stay together in an order: those of a host, or of several.
+
+Where there are very many hosts, those of a kind that are close to each other are one
+group, so that a search for orders has few groups to put in order. A stage may still
+take a part of a group: the devices of a group follow each other host by host.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cluster.topology import HierarchicalTopology
 from planner.cost import PricingContext
 from planner.simulate.compiled import compiled
 
@@ -14,6 +20,9 @@ __all__ = ["DeviceGroups", "group_devices"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+
+#: Number of hosts above which hosts are joined, and of the groups that are aimed at.
+_MOST_HOSTS, _JOINED = 128, 64
 
 
 @compiled
@@ -36,21 +45,24 @@ def _expand(
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class DeviceGroups:
-    """Free devices by host, and the links between hosts.
+    """Free devices by host or by several hosts alike, and the links between groups.
 
     Attributes:
         ids: Device ids, group by group. Shape [devices].
         starts: Start of each group in ``ids``, then the number of devices. Shape
             [groups + 1].
+        hosts: Number of hosts in each group, with equally many free devices. Shape
+            [groups].
         kinds: Device type of each group. Shape [groups].
-        bandwidth: Bytes/s between devices of two groups, on the diagonal inside one.
-            Shape [groups, groups].
+        bandwidth: Bytes/s between devices of two groups, on the diagonal inside a
+            host of one. Shape [groups, groups].
         latency: Seconds between devices of two groups, likewise. Shape
             [groups, groups].
     """
 
     ids: Index
     starts: Index
+    hosts: Index
     kinds: Index
     bandwidth: Array
     latency: Array
@@ -62,6 +74,11 @@ class DeviceGroups:
     def sizes(self) -> Index:
         """Devices in each group. Shape [groups]."""
         return np.diff(self.starts)
+
+    @property
+    def host_sizes(self) -> Index:
+        """Free devices of each host of a group. Shape [groups]."""
+        return np.asarray(self.sizes // self.hosts)
 
     def orders(self, sequences: Index, count: int | Index) -> Index:
         """Return the device id by rank of sequences of groups.
@@ -116,13 +133,30 @@ class DeviceGroups:
         return self.latency + size_bytes / self.bandwidth
 
 
-def group_devices(context: PricingContext) -> DeviceGroups:
-    """Group the free devices of a request by host, in the order of their ids."""
+def group_devices(context: PricingContext, *, join: bool = False) -> DeviceGroups:
+    """Group the free devices of a request by host, in the order of their ids.
+
+    Args:
+        context: What the request has in common with others; its devices.
+        join: Whether to join hosts where there are more than 128: those with one
+            device type, equally many free devices and equal links, first of one
+            switch and then of switches that are close, until there are about 64
+            groups. Hosts whose links are given pair by pair stay apart.
+    """
     cluster = context.cluster
     ids = np.sort(context.order)
     hosts = np.asarray(cluster.host_of_device)[ids]
     starts = np.append(np.flatnonzero(np.diff(hosts, prepend=-1)), len(ids))
     first, last = ids[starts[:-1]], ids[starts[1:] - 1]
+    parts = [[host] for host in range(len(first))]
+    if join and len(first) > _MOST_HOSTS:
+        parts = _joined_hosts(context, first, np.diff(starts))
+        blocks = np.split(ids, starts[1:-1])
+        ids = np.concatenate([blocks[host] for part in parts for host in part])
+        sizes = [sum(len(blocks[host]) for host in part) for part in parts]
+        starts = np.cumsum([0, *sizes])
+        heads = [part[0] for part in parts]
+        first, last = first[heads], last[heads]
     # Both directions count, as collectives and pipelines use both.
     bandwidth, latency = cluster.topology.links(first[:, None], first[None, :])
     inside = [cluster.topology.links(*ends) for ends in ((first, last), (last, first))]
@@ -135,7 +169,59 @@ def group_devices(context: PricingContext) -> DeviceGroups:
     return DeviceGroups(
         ids=ids,
         starts=starts.astype(np.int64),
+        hosts=np.array([len(part) for part in parts], dtype=np.int64),
         kinds=np.asarray(cluster.type_index)[first].astype(np.int64),
         bandwidth=bandwidth,
         latency=latency,
     )
+
+
+def _joined_hosts(
+    context: PricingContext, first: Index, sizes: Index
+) -> list[list[int]]:
+    """Join hosts that are alike and close to each other.
+
+    Args:
+        context: The request's.
+        first: First free device of each host. Shape [hosts].
+        sizes: Free devices of each host. Shape [hosts].
+    Returns:
+        Hosts of each part, in order; parts in the order of their first hosts.
+    """
+    parts = [[host] for host in range(len(first))]
+    topology = context.cluster.topology
+    if not isinstance(topology, HierarchicalTopology):
+        return parts
+    ends = topology.ends
+    alike = np.unique(
+        np.stack(
+            [
+                np.asarray(context.cluster.type_index)[first],
+                sizes,
+                ends.host_bandwidth[first],
+                ends.host_latency[first],
+                ends.mesh[first],
+                ends.nic_bandwidth[first],
+                ends.nic_latency[first],
+            ],
+            axis=1,
+        ),
+        axis=0,
+        return_inverse=True,
+    )[1].reshape(-1)
+    most = -(-len(first) // _JOINED)
+    for switch in topology.domains[1:]:
+        if len(parts) <= _JOINED:
+            break
+        # The part that each kind of hosts on each switch grows at present.
+        open_parts: dict[tuple[int, int], list[int]] = {}
+        made: list[list[int]] = []
+        for part in parts:
+            key = int(switch[first[part[0]]]), int(alike[part[0]])
+            grown = open_parts.get(key)
+            if grown is None or len(grown) + len(part) > most:
+                open_parts[key] = grown = []
+                made.append(grown)
+            grown += part
+        parts = made
+    return parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,11 @@ __all__ = ["Screened", "few_rows", "screen", "screen_in_steps"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Rows priced at once, between two looks at the time.
-_AT_ONCE = 8_000
+#: Rows priced at once, between two looks at the time, and of many devices so many for
+#: each: the orders that rows have in common take longest there.
+_AT_ONCE, _FOR_EACH = 8_000, 1
+#: Least number of rows that a mesh is taken to have.
+_ROWS_A_MESH = 8
 #: Batching of the rows, and pins that set it instead.
 _SIZES, _BATCHING = (
     ({"microbatch_size": 1}, {"microbatch_size": 4}),
@@ -81,45 +84,60 @@ def screen_in_steps(
     until: float | None = None,
 ) -> Steps[Screened]:
     """Do the same in steps; see :func:`screen`. Pauses between batches of meshes."""
-    mesh, which = distinct_meshes(choices, among)
-    table = few_rows(request, mesh)
-    if not len(table):
-        return _joined([])
-    owner = mesh_of_row(table, mesh)
-    by_mesh = np.argsort(owner, kind="stable")
-    ends = np.cumsum(np.bincount(owner, minlength=len(mesh)))
-    many = np.diff(ends, prepend=0)[which]
     ids = groups.orders(
         np.stack([subset.sequences[-1] for subset in choices.subsets]),
         np.array([subset.count for subset in choices.subsets]),
     )
+    at_once = max(_AT_ONCE, _FOR_EACH * ids.shape[1])
+    # On a clock rows are only listed of meshes that there may be time for.
+    size = len(among) if until is None else at_once // _ROWS_A_MESH
     found: list[tuple[Index, Array]] = []
+    for start in range(0, len(among), max(1, size)):
+        part = among[start : start + size]
+        for mine, each, rows in _batches(request, choices, part, at_once):
+            if found:
+                yield
+                if until is not None and time.perf_counter() >= until:
+                    return _joined(found)
+            costs = model.table_in_orders(
+                rows, ids, np.repeat(choices.subset[mine], each)
+            )
+            score = scores_of(costs, rows, request.objective)
+            unlimited = scores_of(costs, rows, request.objective, fitting=False)
+            first = np.cumsum(each) - each
+            best = [
+                np.minimum.reduceat(value, first)
+                for value in (score, unlimited, costs.excess_bytes)
+            ]
+            found.append((mine, np.stack(best)))
+    return _joined(found)
+
+
+def _batches(
+    request: Request, choices: Choices, among: Index, at_once: int
+) -> Iterator[tuple[Index, Index, StrategyTable]]:
+    """Yield choices with any row, how many rows each has, and those rows in turn.
+
+    Choices of a batch are priced together; the time is checked between batches.
+    """
+    mesh, which = distinct_meshes(choices, among)
+    table = few_rows(request, mesh)
+    if not len(table):
+        return
+    owner = mesh_of_row(table, mesh)
+    by_mesh = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner, minlength=len(mesh)))
+    many = np.diff(ends, prepend=0)[which]
     rowed = np.flatnonzero(many)
-    # Meshes of a batch are priced together; the time is checked between batches.
-    batch = (np.cumsum(many[rowed]) - many[rowed]) // _AT_ONCE
+    batch = (np.cumsum(many[rowed]) - many[rowed]) // at_once
     for number in np.unique(batch).tolist():
-        if found:
-            yield
-            if until is not None and time.perf_counter() >= until:
-                break
         mine = rowed[batch == number]
         each = many[mine]
         first = np.cumsum(each) - each
         place = np.arange(each.sum()) + np.repeat(
             ends[which[mine]] - each - first, each
         )
-        rows = table[by_mesh[place]]
-        costs = model.table_in_orders(
-            rows, ids, np.repeat(choices.subset[among[mine]], each)
-        )
-        score = scores_of(costs, rows, request.objective)
-        unlimited = scores_of(costs, rows, request.objective, fitting=False)
-        best = [
-            np.minimum.reduceat(value, first)
-            for value in (score, unlimited, costs.excess_bytes)
-        ]
-        found.append((among[mine], np.stack(best)))
-    return _joined(found)
+        yield among[mine], each, table[by_mesh[place]]
 
 
 def _joined(found: list[tuple[Index, Array]]) -> Screened:

@@ -94,7 +94,9 @@ def test_levels_of_groups_are_those_of_the_cluster(name: str) -> None:
     cluster = clusters()[name]
     net = level_tables(cluster.topology)
     free = np.asarray(cluster.free)
-    ids = np.stack([rng.permutation(free) for _ in range(5)])
+    # Whole hosts in order, as most searches have them, and any devices.
+    turned = free[np.argsort(-np.asarray(cluster.host_of_device)[free], kind="stable")]
+    ids = np.stack([free, turned, *(rng.permutation(free) for _ in range(4))])
     axes = [
         (order, degree, stride)
         for order in range(len(ids))

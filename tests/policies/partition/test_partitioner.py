@@ -21,6 +21,7 @@ from planner.request import PlanOptions, make_request
 from planner.search import Request, SearchResult
 from planner.search.base import score
 from planner.search.device_order.screening import screen
+from planner.space import check
 from policies.partition.network import NetworkConfig, PartitionNetwork, save_network
 from policies.partition.partitioner import LearnedPartitioner, SearchConfig
 from tests.cost.made import device, hosts
@@ -154,3 +155,18 @@ def test_few_simulations_are_kept_for_what_fits(budget: int) -> None:
     found = _found(replace(request, evaluation_budget=budget))
     assert found.candidates[0].cost.fits
     assert found.evaluations["simulated"] <= budget
+
+
+def test_a_fleet_of_many_hosts_is_planned_in_groups_of_them() -> None:
+    quick = device("quick", memory_bytes=20e9)
+    slow = device("slow", memory_bytes=16e9, peak_flops_per_s={"bfloat16": 3e13})
+    cluster = hosts((90, 1, quick), (70, 1, slow))
+    request = replace(
+        prepared(cluster, units=8, global_batch=160)[0], evaluation_budget=6
+    )
+    found = LearnedPartitioner(config=SearchConfig(generations=0)).search(request)
+    for one in found.candidates:
+        check(one.strategy, request.facts)
+        used = one.strategy.device_ids()
+        assert len(set(used)) == len(used) == one.strategy.mesh.num_devices
+    assert any(len(one.strategy.device_ids()) == 160 for one in found.candidates)

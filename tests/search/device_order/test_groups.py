@@ -29,6 +29,34 @@ def test_groups_are_the_free_devices_of_each_host() -> None:
     assert groups.kinds.tolist() == [types[part[0]] for part in members]
 
 
+def test_many_hosts_of_a_kind_and_a_place_are_one_group() -> None:
+    fast, slow = device("fast", peak_flops_per_s={"bfloat16": 4e14}), device("slow")
+    # Racks of 40 hosts; kinds change in the middle of the second.
+    made = hosts((60, 2, fast), (60, 2, slow), (40, 4, slow)).document
+    (network,) = made.levels
+    levels = (network.model_copy(update={"name": "rack", "hosts": 40}), network)
+    cluster = Cluster.from_document(made.model_copy(update={"levels": levels}))
+    context = setting_for(uniform_graph(4), cluster.with_occupied([0, 250]))
+    apart, groups = group_devices(context), group_devices(context, join=True)
+    assert len(apart) == 160
+    assert apart.hosts.tolist() == [1] * 160
+    # At most three hosts a group, and what is left over of each kind in each rack.
+    assert 54 <= len(groups) <= 64
+    assert groups.hosts.max() == 3
+    assert sorted(groups.ids.tolist()) == sorted(context.order.tolist())
+    host = np.asarray(cluster.host_of_device)
+    racks = []
+    for group, part in enumerate(np.split(groups.ids, groups.starts[1:-1])):
+        owners, sizes = np.unique(host[part], return_counts=True)
+        assert len(owners) == groups.hosts[group]
+        assert set(sizes.tolist()) == {groups.host_sizes[group]}
+        assert len(set(np.asarray(cluster.type_index)[part].tolist())) == 1
+        racks.append(len(np.unique(owners // 40)))
+    assert set(racks) == {1}
+    few = setting_for(uniform_graph(4), mixed_hosts())
+    assert group_devices(few, join=True).ids.tolist() == group_devices(few).ids.tolist()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_orders_are_the_devices_of_the_groups_in_turn(seed: int) -> None:
     rng = np.random.default_rng(seed)
