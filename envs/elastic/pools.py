@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,6 +103,13 @@ class Room:
             np.flatnonzero(self.kind == number) for number in range(len(kinds))
         ]
 
+    def copy(self) -> Room:
+        """Return a room that can be changed apart."""
+        other = copy(self)
+        other.free, other.down = self.free.copy(), self.down.copy()
+        other.held, other._capacity = self.held.copy(), self._capacity.copy()
+        return other
+
     def capacity(self) -> Index:
         """Devices of each type that are alive. Shape [kinds]."""
         return self._capacity.copy()
@@ -133,8 +141,9 @@ class Room:
 
         The largest come first, each on the fewest hosts that hold it: whole hosts, and
         the host with the fewest free devices that suffice for the rest. If there is no
-        such place for one, all jobs of its type are laid out anew. What then still has
-        none gets devices of the hosts with the most free.
+        such place for one, smaller jobs move until there is. Where that does not help,
+        all jobs of its type are laid out anew, and what then still has no such place
+        gets devices of the hosts with the most free.
 
         Args:
             jobs: Number, type and number of devices of each.
@@ -149,7 +158,7 @@ class Room:
             if int(self.free[self._of_kind[kind]].sum()) < devices:
                 unplaced.append(job)
                 continue
-            moved |= self._again(job, kind, devices)
+            moved |= self._moving_few(job, kind, devices)
         return moved - {job for job, *_ in jobs}, unplaced
 
     def spread(self, job: int) -> int:
@@ -177,6 +186,112 @@ class Room:
             chosen.append((int(hosts[best]), rest))
         self._hold(job, tuple(chosen))
         return True
+
+    def _moving_few(self, job: int, kind: int, devices: int) -> set[int]:
+        """Place a job and move smaller ones for it; return those that moved."""
+        free, held = self.free.copy(), self.held.copy()
+        moved = self._squeezed(job, kind, devices)
+        if moved is not None:
+            return moved
+        self.free, self.held = free, held
+        return self._again(job, kind, devices)
+
+    def _squeezed(self, job: int, kind: int, devices: int) -> set[int] | None:
+        """Place a job where the fewest devices of smaller jobs are in its way.
+
+        These jobs are placed in the same way. Where sizes of hosts and jobs are powers
+        of two and no device is dead, there always is such a place.
+
+        Returns:
+            Jobs that moved; None if there is no such place.
+        """
+        if self._packed(job, kind, devices):
+            return set()
+        on, movable = self._smaller(kind, devices)
+        hosts = self._of_kind[kind]
+        size = int(self.size[hosts].max())
+        whole, rest = divmod(devices, size)
+        able = hosts[self.free[hosts] + movable[hosts] >= size]
+        able = able[np.argsort(movable[able], kind="stable")]
+        if len(able) < whole:
+            return None
+        chosen = [(host, size) for host in able[:whole].tolist()]
+        evicted = {other for host, _ in chosen for _, other in on.get(host, ())}
+        if rest:
+            others = np.setdiff1d(hosts, able[:whole], assume_unique=True)
+            host, leaving = self._least_evicted(on, movable, others, rest)
+            if host < 0:
+                return None
+            chosen.append((host, rest))
+            evicted |= leaving
+        wanted = [
+            (sum(count for _, count in self.held[other]), other) for other in evicted
+        ]
+        for other in evicted:
+            self.release(other)
+        self._hold(job, tuple(chosen))
+        for count, other in sorted(wanted, key=lambda one: (-one[0], one[1])):
+            further = self._squeezed(other, kind, count)
+            if further is None:
+                return None
+            evicted |= further
+        return evicted
+
+    def _smaller(
+        self, kind: int, devices: int
+    ) -> tuple[dict[int, list[tuple[int, int]]], Index]:
+        """Jobs with fewer devices: devices and job on each host, and their sums."""
+        on: dict[int, list[tuple[int, int]]] = {}
+        movable = np.zeros_like(self.free)
+        for other, places in self.held.items():
+            if self.kind[places[0][0]] != kind:
+                continue
+            if len(places) == 1:
+                (host, count), total = places[0], places[0][1]
+            else:
+                total = sum(count for _, count in places)
+            if total >= devices:
+                continue
+            for host, count in places:
+                movable[host] += count
+                on.setdefault(host, []).append((count, other))
+        return on, movable
+
+    def _least_evicted(
+        self,
+        on: dict[int, list[tuple[int, int]]],
+        movable: Index,
+        hosts: Index,
+        rest: int,
+    ) -> tuple[int, set[int]]:
+        """Return the host on which the fewest devices make way, and their jobs.
+
+        Args:
+            on: Devices and job of those that may move from each host.
+            movable: Sum of these devices. Shape [hosts].
+            hosts: Hosts to choose from.
+            rest: Devices that are needed.
+        Returns:
+            The host, or -1 if there is none, and the jobs.
+        """
+        able = hosts[self.free[hosts] + movable[hosts] >= rest]
+        best, leaving, least = -1, set[int](), np.inf
+        for host in able[np.argsort(-self.free[able], kind="stable")].tolist():
+            short = rest - int(self.free[host])
+            if short >= least:
+                break
+            found, freed = set(), 0
+            for count, other in sorted(on.get(host, ()), reverse=True):
+                # The smallest job that suffices, or the largest and then more.
+                if freed < short:
+                    found.add(other)
+                    freed += count
+            alone = [one for one in on.get(host, ()) if one[0] >= short]
+            if alone and min(alone)[0] <= freed:
+                freed, found = min(alone)[0], {min(alone)[1]}
+            if freed < least:
+                best, leaving, least = host, found, freed
+        return best, leaving
 
     def _again(self, job: int, kind: int, devices: int) -> set[int]:
         """Lay out all jobs of a type anew, with one more; return those that moved."""

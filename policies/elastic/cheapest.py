@@ -2,9 +2,10 @@
 
 A job is promised its deadline when it starts, on devices with which it ends in time if
 it keeps them to its end. It loses devices only if it still ends in time on those that
-are left, the restart included, and nothing is placed where other jobs would have to
-move. To change nothing is therefore always safe: no promise is broken, as long as no
-device dies.
+are left, the restart included, or if it pauses and a time is kept at which it starts
+again (:mod:`policies.elastic.promises`). Other jobs move only if each can afford it. To
+follow these plans is therefore always safe: no promise is broken, as long as no device
+dies.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 
 from envs.elastic.costs import Change
 from envs.elastic.session import Allocation, ElasticSession, Fate
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
+from policies.elastic.promises import EARLY_S, GAP_S, Needs, Rows, make_way
 from policies.elastic.rules import Levels, one_kind
 
-__all__ = ["CheapestFirst", "Chooser", "Needs", "Order", "fluid_order"]
+__all__ = ["CheapestFirst", "Chooser", "Order", "fluid_order"]
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -32,44 +34,10 @@ _RESTARTS = 2.0
 #: Decisions over which the longest stall is looked for; ElasticFlow's overheads are
 #: larger at every 60th.
 _DECISIONS = range(1, 121)
-#: Seconds by which a promised job ends early, for rounding.
-_EARLY_S = 1e-3
+#: Rows that are tried in a decision to let jobs start where others pause.
+_PAUSES = 40
 #: Most times that levels are lowered until all jobs can be placed.
 _TRIES = 60
-
-
-class Needs(NamedTuple):
-    """Jobs that a decision is about.
-
-    Attributes:
-        jobs: Their numbers. Shape [n].
-        undecided: Whether a job is neither promised nor declined. Shape [n].
-        slack_s: Time until the deadline. Shape [n].
-        held: Level of the devices that it holds; -1 for none. Shape [n].
-        levels: Levels that it can use. Shape [n].
-        rates: Iterations per second at each level. Shape [n, levels].
-        time_s: Time to its end at each level from now on, with the restart that the
-            level asks for; infinity where it cannot run. Shape [n, levels].
-        least: Lowest level with which it ends in time if it begins now and keeps it;
-            ``levels`` if none. Shape [n].
-        cost_s: Device-seconds at that level; infinity if none. Shape [n].
-        stalls: Seconds that a change to each level takes. Shape [n, levels].
-        degrees: Devices of each level. Shape [levels].
-        capacity: Devices of the cluster.
-    """
-
-    jobs: Index
-    undecided: Flags
-    slack_s: Floats
-    held: Index
-    levels: Index
-    rates: Floats
-    time_s: Floats
-    least: Index
-    cost_s: Floats
-    stalls: Floats
-    degrees: Index
-    capacity: int
 
 
 class Order(NamedTuple):
@@ -102,14 +70,21 @@ def fluid_order(needs: Needs) -> Order:
     1968). Jobs left out are tried last, the cheapest first.
     """
     waiting = np.flatnonzero(needs.undecided & (needs.least < needs.levels))
-    running = needs.held >= 0
-    ends_s = needs.time_s[running, needs.held[running]]
+    running = np.flatnonzero(needs.held >= 0)
+    paused = np.flatnonzero(np.isfinite(needs.resume_s))
+    starts_s = np.append(np.zeros(len(running)), needs.resume_s[paused])
+    ends_s = starts_s + np.append(
+        needs.time_s[running, needs.held[running]],
+        needs.restart_s[paused, needs.resume[paused]],
+    )
+    levels = np.append(needs.held[running], needs.resume[paused])
     order = waiting[np.argsort(needs.slack_s[waiting], kind="stable")]
     kept = _moore(
         needs.slack_s[order],
         needs.cost_s[order],
+        starts_s,
         ends_s,
-        needs.degrees[needs.held[running]].astype(np.float64),
+        needs.degrees[levels].astype(np.float64),
         float(needs.capacity),
     )
     urgent, rest = order[kept], order[~kept]
@@ -126,14 +101,20 @@ def fluid_order(needs: Needs) -> Order:
 
 @compiled
 def _moore(
-    slack_s: Floats, cost_s: Floats, ends_s: Floats, degree: Floats, capacity: float
+    slack_s: Floats,
+    cost_s: Floats,
+    starts_s: Floats,
+    ends_s: Floats,
+    degree: Floats,
+    capacity: float,
 ) -> Flags:
     """Return the jobs that a fluid of device-seconds suffices for.
 
     Args:
         slack_s: Time until each deadline, ascending. Shape [n].
         cost_s: Device-seconds of each. Shape [n].
-        ends_s: Time until each running job ends. Shape [m].
+        starts_s: Time until each promised job has its devices. Shape [m].
+        ends_s: Time until it ends. Shape [m].
         degree: Its devices. Shape [m].
         capacity: Devices.
     """
@@ -142,7 +123,9 @@ def _moore(
     for job in range(len(slack_s)):
         supply = capacity * slack_s[job]
         for other in range(len(ends_s)):
-            supply -= degree[other] * min(ends_s[other], slack_s[job])
+            supply -= degree[other] * max(
+                0.0, min(ends_s[other], slack_s[job]) - starts_s[other]
+            )
         kept[job] = True
         total += cost_s[job]
         while total > supply:
@@ -168,6 +151,8 @@ class CheapestFirst:
         self._choose = choose
         self._levels: Levels | None = None
         self._stalls = np.zeros((0, 0))
+        # Time and level at which each paused job is to start again.
+        self._resumes: dict[int, tuple[float, int]] = {}
 
     def decide(self, session: ElasticSession) -> Allocation:
         """Return what the jobs get now."""
@@ -176,17 +161,32 @@ class CheapestFirst:
             self._levels = Levels(session, capacity, peak=True)
             self._stalls = _longest_stalls(session, capacity)
         needs = self._needs(session, capacity)
+        base = _rows(needs, session.config.slot_s)
+        if len(base.paused) and not base.hold(before=True):
+            # A device has died: what paused starts when it can.
+            self._resumes = {}
+            needs = self._needs(session, capacity)
+            base = _rows(needs, session.config.slot_s)
         order = self._choose(needs)
-        level = _fitted(session, needs, _shared(needs, order))
+        rows = _fitted(session, base, _shared(base, order, _can_pause(session)))
+        level = rows.now
+        self._resumes = {
+            int(needs.jobs[at]): (
+                session.now_s + float(rows.start_s[at]),
+                int(rows.level[at]),
+            )
+            for at in rows.paused
+        }
         promised = needs.undecided & (level >= 0)
         waiting = needs.undecided & ~promised
         # What cannot begin after the next slot is told so now.
-        last_s = needs.slack_s - needs.time_s.min(axis=1) - _EARLY_S
+        last_s = needs.slack_s - needs.time_s.min(axis=1) - EARLY_S
         declined = waiting & (order.declined | (last_s <= session.config.slot_s))
         waiting &= ~declined
-        wake_s = np.inf
-        if waiting.any():
-            wake_s = session.now_s + float(last_s[waiting].min()) + _EARLY_S
+        wake_s = session.now_s + min(
+            float(last_s[waiting].min(initial=np.inf)) + EARLY_S,
+            float(rows.start_s[rows.paused].min(initial=np.inf)),
+        )
         stay = ~declined
         return Allocation(
             jobs=needs.jobs[stay],
@@ -205,21 +205,20 @@ class CheapestFirst:
         levels = self._levels.top[model]
         at = np.arange(len(session.degrees))
         with np.errstate(divide="ignore"):
-            time_s = session.left[jobs][:, None] / rates
+            work_s = session.left[jobs][:, None] / rates
+        work_s[at >= levels[:, None]] = np.inf
         # A job that keeps its devices has its present stall to wait for; others may
         # have to wait for both.
-        time_s += np.where(
-            at == held[:, None],
-            session.stall_s[jobs][:, None],
-            np.maximum(stalls, session.stall_s[jobs][:, None]),
-        )
-        time_s[at >= levels[:, None]] = np.inf
+        stall_s = session.stall_s[jobs][:, None]
+        restart_s = work_s + np.maximum(stalls, stall_s)
+        time_s = np.where(at == held[:, None], work_s + stall_s, restart_s)
         slack_s = trace.deadline_s[jobs] - session.now_s
         undecided = session.fate[jobs] == Fate.WAITING
-        in_time = time_s <= (slack_s - _EARLY_S)[:, None]
+        in_time = time_s <= (slack_s - EARLY_S)[:, None]
         least = np.where(in_time.any(axis=1), in_time.argmax(axis=1), levels)
         cost_s = np.where(in_time, time_s * session.degrees, np.inf)
         found = np.append(cost_s, np.full((len(jobs), 1), np.inf), axis=1)
+        resumes = [self._resumes.get(job, (np.inf, 0)) for job in jobs.tolist()]
         return Needs(
             jobs,
             undecided,
@@ -233,43 +232,143 @@ class CheapestFirst:
             stalls,
             session.degrees,
             capacity,
+            restart_s,
+            np.array([time_s for time_s, _ in resumes]) - session.now_s,
+            np.array([one for _, one in resumes], dtype=np.int64),
         )
 
 
-def _shared(needs: Needs, order: Order) -> Index:
-    """Return the level of each job now, as if all devices were on one host.
+def _can_pause(session: ElasticSession) -> bool:
+    """Return True if jobs can always be placed, by moves of smaller ones at most.
+
+    So it is where all sizes are powers of two, no device is dead, and no job is slower
+    on more hosts than it needs. Jobs that change nothing must cost nothing, either.
+    """
+    room = session.room
+    names = tuple(key.name for key in session.config.source.models)
+    ones = np.ones(len(names), dtype=np.int64)
+    still = Change(names, ones, np.zeros(len(names), np.bool_), 1, session.room.alive)
+    sizes = np.append(session.degrees, room.size)
+    return bool(
+        (sizes & (sizes - 1) == 0).all()
+        and (room.size == room.size[0]).all()
+        and not room.down.any()
+        and not (session.rates[..., 1] > 0.0).any()
+        and not session.config.cost.stall_s(still).any()
+    )
+
+
+def _rows(needs: Needs, slot_s: float) -> Rows:
+    """Return the rows of promised jobs if nothing changes but what is due now."""
+    due = needs.resume_s <= 0.0
+    paused = np.isfinite(needs.resume_s)
+    level = np.where(paused, needs.resume, needs.held)
+    late = (needs.held >= 0) & (
+        needs.time_s[np.arange(len(level)), needs.held] > needs.slack_s - EARLY_S / 4
+    )
+    return Rows(
+        needs,
+        level,
+        np.where(paused & ~due, needs.resume_s, 0.0),
+        np.where(late, np.inf, needs.slack_s - EARLY_S / 2),
+        slot_s,
+    )
+
+
+def _shared(base: Rows, order: Order, pausing: bool) -> Rows:
+    """Return rows with the level of each job now, as if all devices were on one host.
 
     A running job keeps at least the level with which it ends in time; one that cannot,
     the level that it has. Jobs that lost their devices come first, then the waiting
     ones in their order, those that are late already last; what is left is shared.
+
+    Args:
+        pausing: Whether jobs may pause to let others start.
     """
-    running = needs.held >= 0
-    low = np.where(running, np.minimum(needs.least, needs.held), -1)
+    needs, rows = base.needs, base.copy()
     hopeless = needs.least >= needs.levels
-    low = np.where(running & hopeless, needs.held, low)
-    degree = np.where(low >= 0, needs.degrees[low], 0)
-    free = needs.capacity - int(degree.sum())
-    lost = ~needs.undecided & ~running
+    running = needs.held >= 0
+    low = np.where(running & ~hopeless, np.minimum(needs.least, needs.held), needs.held)
+    rows.level = np.where(running, _lowered(rows, low), rows.level)
+    free = rows.free()
+    lost = ~needs.undecided & (rows.level < 0)
     first = order.first[~hopeless[order.first] & ~order.declined[order.first]]
     tried = (np.flatnonzero(lost & ~hopeless), first, np.flatnonzero(lost & hopeless))
+    able = running & ~hopeless & (needs.restart_s.min(axis=1) < rows.due_s)
+    tries = _PAUSES if pausing else 0
     for at in np.concatenate(tried).tolist():
         level = 0 if hopeless[at] else int(needs.least[at])
-        if needs.degrees[level] <= free:
-            free -= int(needs.degrees[level])
-            low[at] = level
-    raised: Index = _raise_levels(
-        low,
+        more = int(needs.degrees[level])
+        if more <= free:
+            rows.level[at] = level
+            if not len(rows.paused) or rows.hold():
+                free -= more
+                continue
+            rows.level[at] = -1
+        if tries > 0 and not hopeless[at]:
+            tries -= make_way(rows, at, level, able, tries)
+            free = rows.free()
+    _resume(rows)
+    return _raised(rows, order.weight)
+
+
+def _lowered(rows: Rows, low: Index) -> Index:
+    """Return the lowest levels at which no job runs on when a paused one starts."""
+    needs, level = rows.needs, rows.level.copy()
+    starts_s = rows.start_s[rows.paused]
+    if not len(starts_s):
+        return low
+    for job in np.flatnonzero((needs.held >= 0) & (low < needs.held)).tolist():
+        kept_s = needs.time_s[job, needs.held[job]]
+        for one in range(int(low[job]), int(needs.held[job])):
+            longer_s = needs.time_s[job, one] + len(starts_s) * needs.stalls[job, one]
+            if longer_s > rows.due_s[job]:
+                continue
+            if not ((starts_s >= kept_s) & (starts_s < longer_s + GAP_S)).any():
+                level[job] = one
+                break
+    return level
+
+
+def _resume(rows: Rows) -> None:
+    """Start paused jobs before their time, where devices are free."""
+    needs = rows.needs
+    paused = rows.paused
+    for at in paused[np.argsort(rows.start_s[paused], kind="stable")].tolist():
+        if needs.held[at] >= 0:
+            continue
+        then = (int(rows.level[at]), float(rows.start_s[at]))
+        for level in range(int(needs.least[at]), int(needs.levels[at])):
+            if needs.degrees[level] > rows.free():
+                break
+            rows.level[at], rows.start_s[at] = level, 0.0
+            if rows.hold():
+                break
+            rows.level[at], rows.start_s[at] = then
+
+
+def _raised(rows: Rows, weight: Floats) -> Rows:
+    """Return rows in which the free devices are shared by what they bring."""
+    needs = rows.needs
+    starts_s, free_then = rows.free_later()
+    moves = rows.moves(np.broadcast_to(needs.degrees, needs.time_s.shape))
+    found = rows.copy()
+    level = _raise_levels(
+        rows.now,
         needs.held,
         needs.levels,
         needs.rates,
-        needs.time_s,
-        np.where(hopeless, np.inf, needs.slack_s - _EARLY_S),
+        needs.time_s + moves * needs.stalls + GAP_S,
+        rows.due_s - EARLY_S / 2,
         needs.stalls,
         needs.degrees,
-        order.weight,
-        free,
+        weight,
+        rows.free(),
+        starts_s,
+        free_then,
     )
-    return raised
+    found.level = np.where(rows.start_s > 0.0, rows.level, level)
+    return found if not len(starts_s) or found.hold() else rows
 
 
 def _longest_stalls(session: ElasticSession, capacity: int) -> Floats:
@@ -289,6 +388,34 @@ def _longest_stalls(session: ElasticSession, capacity: int) -> Floats:
     return found.reshape(len(names), count)
 
 
+@inner
+def _raised_later(
+    starts_s: Floats,
+    free_then: Index,
+    ends_s: tuple[float, float],
+    degree: tuple[int, int],
+) -> bool:
+    """Raise a job's devices where that leaves enough for the jobs that start later.
+
+    Args:
+        starts_s: Times at which these start. Shape [k].
+        free_then: Devices that are free then; changed. Shape [k].
+        ends_s: End of the job before and after.
+        degree: Its devices before and after.
+    """
+    for sign in (0, 1):
+        for then in range(len(starts_s)):
+            more = 0
+            if starts_s[then] < ends_s[1]:
+                more += degree[1]
+            if starts_s[then] < ends_s[0]:
+                more -= degree[0]
+            if sign == 0 and more > free_then[then]:
+                return False
+            free_then[then] -= sign * more
+    return True
+
+
 @compiled
 def _raise_levels(
     low: Index,
@@ -301,6 +428,8 @@ def _raise_levels(
     degrees: Index,
     weight: Floats,
     free: int,
+    starts_s: Floats,
+    free_then: Index,
 ) -> Index:
     """Raise the levels of running jobs, the most progress a device first.
 
@@ -308,6 +437,8 @@ def _raise_levels(
         low: Levels that are decided; -1 for a job that does not run. Shape [n].
         limit_s: Time by which a job has to end. Shape [n].
         free: Devices that are free.
+        starts_s: Times at which paused jobs start. Shape [k].
+        free_then: Devices that are free then; changed. Shape [k].
     Returns:
         The levels. Shape [n].
     """
@@ -341,8 +472,11 @@ def _raise_levels(
                 chosen = job
         if chosen < 0:
             break
-        more = degrees[level[chosen] + 1] - degrees[level[chosen]]
-        if more > free:
+        at = level[chosen]
+        more = degrees[at + 1] - degrees[at]
+        ends_s = (time_s[chosen, at], time_s[chosen, at + 1])
+        held_then = (degrees[at], degrees[at + 1])
+        if more > free or not _raised_later(starts_s, free_then, ends_s, held_then):
             gains[chosen] = 0.0
             continue
         free -= more
@@ -351,17 +485,20 @@ def _raise_levels(
     return level
 
 
-def _fitted(session: ElasticSession, needs: Needs, level: Index) -> Index:
+def _fitted(session: ElasticSession, base: Rows, rows: Rows) -> Rows:
     """Lower levels until all changes can be placed.
 
-    Other jobs move only to let a job start, and only if each of them can afford it.
+    Other jobs move only if each of them can afford it.
 
     Args:
-        level: Levels that are wanted. Shape [n].
+        base: Rows if nothing changes.
+        rows: Rows that are wanted.
     """
-    room, level = session.room, level.copy()
-    movable = _can_move(session, needs)
+    if _placed(session, rows):
+        return rows
+    needs, room, rows = base.needs, session.room, rows.copy()
     for _ in range(_TRIES):
+        level = rows.now
         changed = np.flatnonzero(level != needs.held)
         grown = changed[level[changed] >= 0]
         free = room.free.copy()
@@ -370,31 +507,39 @@ def _fitted(session: ElasticSession, needs: Needs, level: Index) -> Index:
                 free[host] += devices
         bad = _unplaced(free, room.size, needs, level, grown)
         if bad < 0:
-            return level
+            return rows if not len(rows.paused) or rows.hold() else base
         if level[bad] > max(needs.least[bad], needs.held[bad], 0):
-            level[bad] -= 1
+            rows.level[bad] -= 1
             continue
-        if movable and needs.held[bad] < 0:
-            empty, running = room.size - room.down, np.flatnonzero(level >= 0)
-            if _unplaced(empty, room.size, needs, level, running) < 0:
-                return level
-        level[bad] = needs.held[bad]
+        if needs.held[bad] < 0 and _placed(session, rows):
+            return rows
+        rows.level[bad], rows.start_s[bad] = base.level[bad], base.start_s[bad]
     # To change nothing is always possible.
-    return needs.held.copy()
+    return base
 
 
-def _can_move(session: ElasticSession, needs: Needs) -> bool:
-    """Return True if all running jobs that are not late can be moved and end in time.
+def _placed(session: ElasticSession, rows: Rows) -> bool:
+    """Return True if all can be placed, and jobs that move then end in time.
 
-    Where a job is slower on more hosts than it needs, none is moved.
+    Where a job is slower on more hosts than it needs, none may move.
     """
-    if (session.rates[..., 1] > 0.0).any():
+    needs, level = rows.needs, rows.now
+    room = session.room.copy()
+    changed = np.flatnonzero(level != needs.held)
+    for job in needs.jobs[changed].tolist():
+        room.release(job)
+    moved, unplaced = room.place(
+        [
+            (int(needs.jobs[at]), 0, int(needs.degrees[level[at]]))
+            for at in changed.tolist()
+            if level[at] >= 0
+        ]
+    )
+    if unplaced or (moved and (session.rates[..., 1] > 0.0).any()):
         return False
-    running = np.flatnonzero((needs.held >= 0) & (needs.slack_s > 0.0))
-    at, jobs = needs.held[running], needs.jobs[running]
-    stall_s = np.maximum(session.stall_s[jobs], needs.stalls[running, at])
-    moved_s = stall_s + session.left[jobs] / needs.rates[running, at]
-    return bool((moved_s <= needs.slack_s[running] - _EARLY_S).all())
+    if not moved and not len(rows.paused):
+        return True
+    return rows.hold(np.isin(needs.jobs, list(moved)))
 
 
 def _unplaced(

@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from planner.errors import StrategyError
-from policies.elastic.cheapest import Needs, Order, fluid_order
+from policies.elastic.cheapest import Order, fluid_order
+from policies.elastic.promises import Needs
 from policies.saved import read_weights, write_weights
 
 __all__ = [

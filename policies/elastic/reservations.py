@@ -26,6 +26,10 @@ __all__ = [
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 
+#: Jobs, and jobs times free devices, up to which the expansion of shares looks at all
+#: jobs anew.
+_JOBS, _EXACT = 256, 100_000
+
 
 @inner
 def _aligned(now: float, time: float, slot: float) -> float:
@@ -92,7 +96,11 @@ def _lowest(
     Returns:
         The level and the breakpoint; -1 twice if no level suffices.
     """
+    fastest = 0.0
     for level in range(levels):
+        fastest = max(fastest, rates[level])
+        if last <= start or fastest * (due - times[start]) < left * (1.0 - 1e-9):
+            continue
         done = 0.0
         for index in range(last - 1, start - 1, -1):
             at = _level(degrees, rates, level + 1, free[index])
@@ -406,6 +414,19 @@ def _replace(
     return _merge(times, free, count)
 
 
+@inner
+def _next_level(jobs: Jobs, plans: Plans, job: int, now: float) -> int:
+    """Return the level above that which a job has now."""
+    starts, devices, _ = plans
+    held = devices[job, 0] if starts[job, 0] == now else 0
+    rates = jobs.rates[job]
+    level = _level(jobs.degrees, rates, jobs.levels[job], held) + 1
+    # A large model runs on no few devices.
+    while level < jobs.levels[job] and rates[level] == 0.0:
+        level += 1
+    return level
+
+
 @compiled
 def expand_shares(
     slot: float, jobs: Jobs, plans: Plans, profile: Profile, count: int, sign: float
@@ -413,6 +434,8 @@ def expand_shares(
     """Give the devices that are free now, one level at a time, by diminishing returns.
 
     A job without devices comes first; else that whose device-seconds grow least each.
+    With more than ``_JOBS`` jobs, or ``_EXACT`` jobs times free devices, only the job
+    that seems best is looked at anew after each level (Minoux 1978), not all.
 
     Args:
         slot: Length of a slot; 0 for none.
@@ -427,50 +450,40 @@ def expand_shares(
     plan = np.zeros(len(times), np.int64)
     trial = Profile(times.copy(), free.copy())
     new_starts, new_devices = starts[0].copy(), devices[0].copy()
-    best_starts, best_devices = starts[0].copy(), devices[0].copy()
+    # Device-seconds that a job's next level costs each, and whether that is of now.
+    gain, fresh = np.full(len(runs), -np.inf), np.zeros(len(runs), np.bool_)
+    lazy = len(runs) > _JOBS or len(runs) * free[0] > _EXACT
     # A plan adds few breakpoints; those that the arrays have no room for, none.
     while free[0] > 0 and count + 8 + runs.max() < len(times):
-        best, best_gain, best_runs = -1, np.inf, 0
+        best, best_level = -1, -1
         for job in range(len(runs)):
-            held = devices[job, 0] if starts[job, 0] == times[0] else 0
-            rates = jobs.rates[job]
-            level = _level(jobs.degrees, rates, jobs.levels[job], held) + 1
-            # A large model runs on no few devices.
-            while level < jobs.levels[job] and rates[level] == 0.0:
-                level += 1
-            first = held == 0 and best_gain == -np.inf
-            if level >= jobs.levels[job] or first:
+            if best >= 0 and gain[job] >= gain[best]:
                 continue
-            more = jobs.degrees[level] - held
-            if more > free[0]:
-                continue
-            trial.times[:count], trial.free[:count] = times[:count], free[:count]
-            new = _trial(
-                slot,
-                jobs,
-                plans,
-                job,
-                level,
-                trial,
-                count,
-                plan,
-                new_starts,
-                new_devices,
-            )
-            gain = -np.inf
-            if held > 0:
-                grown = _device_s(new_starts, new_devices, new)
-                grown -= _device_s(starts[job], devices[job], runs[job])
-                gain = sign * grown / more
-            if gain < best_gain:
-                best, best_gain, best_runs = job, gain, new
-                best_starts[:new] = new_starts[:new]
-                best_devices[:new] = new_devices[:new]
+            level = _next_level(jobs, plans, job, times[0])
+            if level < jobs.levels[job]:
+                held = devices[job, 0] if starts[job, 0] == times[0] else 0
+                if jobs.degrees[level] - held <= free[0]:
+                    best, best_level = job, level
         if best < 0:
             break
-        count = _replace(
-            plans, best, best_runs, best_starts, best_devices, profile, count
-        )
+        trial.times[:count], trial.free[:count] = times[:count], free[:count]
+        what = (trial, count, plan, new_starts, new_devices)
+        new = _trial(slot, jobs, plans, best, best_level, *what)
+        held = devices[best, 0] if starts[best, 0] == times[0] else 0
+        if held > 0 and not fresh[best]:
+            grown = _device_s(new_starts, new_devices, new)
+            grown -= _device_s(starts[best], devices[best], runs[best])
+            gain[best] = sign * grown / (jobs.degrees[best_level] - held)
+            if lazy and count > 1:
+                # A job is tried with a level until the first breakpoint.
+                gain[best] /= times[1] - times[0]
+            fresh[best] = True
+            continue
+        count = _replace(plans, best, new, new_starts, new_devices, profile, count)
+        fresh[:] = False
+        gain[best] = -np.inf
+        if not lazy:
+            gain[:] = -np.inf
 
 
 @compiled

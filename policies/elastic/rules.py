@@ -198,8 +198,9 @@ class _Reservations:
         model = trace.model[self._jobs]
         size, number = 6 * len(jobs) + 64, len(jobs)
         self._times, self._free = np.zeros(size), np.zeros(size, dtype=np.int64)
-        self._starts = np.zeros((number, size))
-        self._devices = np.zeros((number, size), dtype=np.int64)
+        # Most of these is never written: memory that is not touched costs no time.
+        self._starts = np.empty((number, size))
+        self._devices = np.empty((number, size), dtype=np.int64)
         self._runs = np.zeros(number, dtype=np.int64)
         self._what = (
             session.left[self._jobs],
@@ -232,8 +233,10 @@ class _Reservations:
             )
         next_s = np.inf
         if len(self._jobs) and self._runs.max() > 2:
-            change = self._starts[self._runs > 2, 1]
-            next_s = float(change.min())
+            # Plans leave restarts out: while a job stands still, the time at which it
+            # frees its devices moves on as fast as the clock.
+            ready_s = now_s + float(self._session.stall_s[self._jobs].max())
+            next_s = max(float(self._starts[self._runs > 2, 1].min()), ready_s)
         held = np.where(
             (self._starts[:, 0] <= now_s) & (self._runs > 1), self._devices[:, 0], 0
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from envs.elastic.pools import HostPool, Room, pools_of
@@ -35,6 +36,39 @@ def test_jobs_move_to_make_whole_hosts() -> None:
     assert not unplaced
     assert room.spread(3) == 0
     assert room.free.tolist() == [0, 0]
+
+
+def test_few_move_and_only_smaller_ones() -> None:
+    """Powers of two: each job lies on the fewest hosts, whatever came before."""
+    random = np.random.default_rng(0)
+    room, sizes = _room(hosts=8), dict[int, int]()
+    moves = 0
+    for job in range(400):
+        devices = int(2 ** random.integers(5))
+        while room.free.sum() < devices:
+            room.release(gone := int(random.choice(list(sizes))))
+            del sizes[gone]
+        before = dict(room.held)
+        moved, unplaced = room.place([(job, 0, devices)])
+        sizes[job] = devices
+        assert not unplaced
+        assert all(sizes[other] < devices for other in moved)
+        assert {one for one, at in before.items() if room.held[one] != at} == moved
+        assert {one: sum(n for _, n in at) for one, at in room.held.items()} == sizes
+        assert not any(room.spread(one) for one in sizes)
+        assert room.free.sum() == 32 - sum(sizes.values())
+        moves += len(moved)
+    assert 0 < moves < 300
+
+
+def test_the_fewest_devices_make_way() -> None:
+    room = _room(hosts=3)
+    room.held = {0: ((0, 2), (1, 2)), 1: ((0, 1),), 2: ((1, 2),), 3: ((2, 3),)}
+    room.free[:] = (1, 0, 1)
+    # Two devices on one host: job 1 makes way for them.
+    assert room.place([(4, 0, 2)]) == ({1}, [])
+    assert room.held[4] == ((0, 2),)
+    assert room.held[1] == ((2, 1),)
 
 
 def test_job_is_spread_where_nothing_else_helps() -> None:

@@ -8,7 +8,8 @@ import pytest
 from envs.elastic.costs import FreeResize, ReshardCost
 from envs.elastic.pools import HostPool
 from envs.elastic.session import ElasticSession, Fate
-from policies.elastic.cheapest import CheapestFirst, Needs, Order, fluid_order
+from policies.elastic.cheapest import CheapestFirst, Order, _rows, fluid_order
+from policies.elastic.promises import Needs
 from policies.elastic.registry import make_rule, play
 from tests.envs.elastic.small import session, table
 
@@ -25,8 +26,11 @@ def _stream(seed: int, jobs: int = 60, **options: object) -> ElasticSession:
             for at in submit
         ),
         source=table({"gpu": (1.0, 1.9, 3.4, 5.0)}, degrees=(1, 2, 4, 8)),
-        cluster=(HostPool(kind="gpu", hosts=4, devices=4),),
-        **{"cost": _STALL, **options},
+        **{
+            "cluster": (HostPool(kind="gpu", hosts=4, devices=4),),
+            "cost": _STALL,
+            **options,
+        },
     )
 
 
@@ -62,20 +66,48 @@ def test_no_promise_is_broken_where_slots_delay_decisions() -> None:
         assert one.summary().broken == ()
 
 
-def test_every_decision_leaves_promised_jobs_enough_time() -> None:
-    """Each promised job would end in time on the devices that it has."""
-    one = _stream(3)
+@pytest.mark.parametrize("slot_s", [0.0, 10.0])
+def test_to_follow_the_rows_is_always_safe(slot_s: float) -> None:
+    """After each decision, whatever came, all promised jobs can end in time."""
+    one = _stream(3, slot_s=slot_s)
+    one.begin()
+    rule = CheapestFirst()
+    paused = 0
+    while not one.over:
+        one.apply(rule.decide(one))
+        rows = _rows(rule._needs(one, 16), slot_s)
+        promised = one.fate[one.alive] == Fate.PROMISED
+        assert (rows.level[promised] >= 0).all()
+        assert rows.hold(before=True)
+        assert np.isfinite(rows.due_s).all()
+        paused += int((one.degree[one.alive[promised]] == 0).sum())
+    assert paused > 10
+
+
+def test_a_promised_job_pauses_for_one_that_cannot_wait() -> None:
+    # Alone each takes 10 s on all devices; the first has time for that, and a restart.
+    slow = table({"gpu": (0.0, 0.0, 3.0)})
+    cost = ReshardCost(restart_s=2.0, default_bytes=0.0)
+    jobs = ((0.0, 30.0, 30.0, 4), (3.0, 16.0, 30.0, 4))
+    one = session(*jobs, source=slow, cost=cost)
+    play(one, make_rule("cheapest-first"))
+    # 2 s start and 1 s work, then 12 s of the other, then 2 s restart and 9 s work.
+    assert one.end_s.tolist() == [26.0, 15.0]
+    tight = session((0.0, 25.0, 30.0, 4), jobs[1], source=slow, cost=cost)
+    play(tight, make_rule("cheapest-first"))
+    assert tight.fate.tolist() == [Fate.DONE, Fate.DECLINED]
+
+
+def test_no_promised_job_pauses_where_sizes_do_not_pack() -> None:
+    """Hosts of three devices: nothing tells that a paused job finds a place again."""
+    one = _stream(1, cluster=(HostPool(kind="gpu", hosts=5, devices=3),))
     one.begin()
     rule = make_rule("cheapest-first")
-    seen = 0
     while not one.over:
         one.apply(rule.decide(one))
         here = one.alive[one.fate[one.alive] == Fate.PROMISED]
         assert (one.degree[here] > 0).all()
-        ends = one.now_s + one.stall_s[here] + one.left[here] / one.rate[here]
-        assert (ends <= one.deadline_s(here) + 1e-6).all()
-        seen += len(here)
-    assert seen > 100
+    assert one.summary().broken == ()
 
 
 def test_fewer_are_blocked_than_by_elasticflow() -> None:

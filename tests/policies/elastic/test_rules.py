@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.elastic.costs import FailureLaw, FreeResize, MeasuredOverheads
+from envs.elastic.costs import FailureLaw, FreeResize, MeasuredOverheads, ReshardCost
 from envs.elastic.pools import HostPool
 from envs.elastic.session import ElasticConfig, ElasticSession
 from envs.elastic.throughput import elasticflow_throughputs
@@ -60,6 +60,29 @@ def test_elasticflow_expands_by_diminishing_returns() -> None:
     # Two devices each do twice the work; a fourth to one job would do half as much.
     assert decision.degree.tolist() == [2, 2]
     assert sorted(decision.promised.tolist()) == [0, 1]
+
+
+def test_elasticflow_expands_many_jobs_on_many_devices() -> None:
+    # 60 jobs of 2,048 devices: 32 each, and 64 for as many as the rest suffices for.
+    degrees = (1, 2, 4, 8, 16, 32, 64)
+    source = table({"gpu": tuple(float(n) ** 0.9 for n in degrees)}, degrees=degrees)
+    cluster = (HostPool(kind="gpu", hosts=256, devices=8),)
+    one = session(*((0.0, 1e4, 3e4, 1),) * 60, source=source, cluster=cluster)
+    decision = make_rule("elasticflow").decide(one)
+    assert sorted(decision.degree.tolist()) == [32] * 56 + [64] * 4
+
+
+@pytest.mark.parametrize("rule", ["elasticflow", "elasticflow-published"])
+def test_elasticflow_decides_seldom_while_a_job_restarts(rule: str) -> None:
+    # The first has 10 ms of work after a restart of 30 s; the plan of the second has a
+    # fourth device from 10 ms on. Without a bound there are 3,000 decisions.
+    one = session(
+        (0, 100, 0.01, 1),
+        (0, 100, 295, 1),
+        cost=ReshardCost(restart_s=30.0, default_bytes=0.0),
+    )
+    play(one, make_rule(rule))
+    assert one.decisions < 10
 
 
 def test_published_elasticflow_turns_a_slot_away_together() -> None:
