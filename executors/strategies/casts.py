@@ -97,7 +97,7 @@ class WeightCasts:
             self._kept = None
 
     def leaves(self) -> list[torch.Tensor]:
-        """What gets a gradient in place of each parameter, or the parameter itself."""
+        """Each parameter, or the cast of it that gets its gradient."""
         kept = self._kept or {}
         return [kept.get(id(one), one) for one in self._model.parameters()]
 
