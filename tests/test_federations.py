@@ -229,14 +229,13 @@ def test_samples_that_are_moved_make_two_members_equally_long(
     assert all(sum(one) == sum(sizes) and min(one) > 0 for one in found)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_orders_of_the_pointer_make_no_division_worse(seed: int) -> None:
+def test_orders_of_the_pointer_make_no_division_worse() -> None:
     kinds = ["t4-16", "rtx3090-24", "l4-24", "rtx4090-24", "t4-16"]
     machines = fleet(kinds, [100.0, 1000.0, 250.0, 500.0, 2000.0], memory=3.6e9)
     planner = FleetPlanner(
         graph=gpt2_graph(),
         fleet=machines,
-        options=PlanOptions(global_batch=32, seed=seed, any_dtype=True),
+        options=PlanOptions(global_batch=32, any_dtype=True),
         exchange=None,
     )
     both = plan_divisions(planner, 3)[0]

@@ -21,7 +21,7 @@ from planner.schema import (
     Strategy,
 )
 from planner.schema.base import leaf_defaults
-from planner.schema.strategy_parts import Collective, Offload
+from planner.schema.strategy_parts import Collective, Offload, ShardTraffic
 from planner.search import OBJECTIVES
 from tests.cli.shell import ask, meshwright
 
@@ -61,7 +61,7 @@ _NOT_PINNED = {
     *("stages", "rank", "modules", "device_ranges", "patterns", "loss_parallel"),
     *(*Precision.model_fields, *Optimizer.model_fields, *Overlap.model_fields),
     *("context_algorithm", "spatial", "grad_clip_norm"),
-    *(*Collective.model_fields, *Offload.model_fields),
+    *(*Collective.model_fields, *ShardTraffic.model_fields, *Offload.model_fields),
 }
 
 

@@ -493,7 +493,8 @@ def _copied_seconds(
     A gather casts the rank's own shard, and copies what came out of the buffer; a
     reduction cuts gradients into its buffer, and a lone rank copies them out, too.
     Without hooks a lone rank casts its weights, and adds up what it widens. Hosts of
-    pipelines are priced with them: an action takes about as long.
+    pipelines and of tp are priced with them: an action takes about as long, and what
+    DTensors take is not priced by itself.
     """
     recipe, of = context.recipe, context.scalar_bytes
     quantised = _quantised_seconds(rows, context)
@@ -516,7 +517,7 @@ def _copied_seconds(
     if recipe.own_casts and of.stored != of.compute:
         apart = context.regime.synchronisation.apart
         whole = (rows.zero_stage == 0) & ((groups.replicate.size == 1) | apart)
-        whole = whole & (rows.pp == 1)
+        whole = whole & (rows.pp == 1) & (rows.tp == 1)
         widened = many * (of.compute + of.stored) + (many - 1) * of.stored
         moved = rows.scalars * cast * ways + rows.trained * widened
         copied = np.where(whole, moved / rate, copied)
