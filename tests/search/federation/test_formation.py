@@ -169,7 +169,7 @@ def test_a_slow_connection_leaves_a_host_out() -> None:
     slow, fast = [1000.0, 1000.0, 0.1], [1000.0] * 3
     found = divide(_pricer(_fleet(kinds, slow)), period=32, most=4)
     assert found[0].members == ((0,), (1,))
-    found = divide(_pricer(_fleet(kinds, fast)), period=8, most=4)
+    found = divide(_pricer(_fleet(kinds, fast)), period=32, most=4)
     assert found[0].members == ((0,), (1,), (2,))
 
 
