@@ -171,14 +171,13 @@ def parallelize(
     # and recomputation, inside of the all-gathers that data parallelism adds.
     head = _chunk_loss(model, strategy, place, units)
     again = [unit for unit in units if head is None or unit != head.name]
-    casts = casts_of_weights(model, strategy, place, units)
+    casts = casts_of_weights(model, strategy, place, units, recompute)
     # Units that are computed again cast their weights again.
-    outer = recompute == "none" or (strategy.compile and recompute == "selective")
-    inner = None if outer else casts
+    inner = casts if recompute != "none" else None
     _compile_and_recompute(model, again, strategy.compile, recompute, inner)
     if strategy.offload.activations:
         offload_activations(model, again, place.device)
-    if outer and casts is not None:
+    if inner is None and casts is not None:
         casts.apply()
 
     # 5. Data parallelism: experts first, then units, then what is left.

@@ -41,7 +41,7 @@ from executors.names import inside, tied_parameters
 from executors.strategies.casts import WeightCasts, can_cast_weights, cast_inputs
 from executors.strategies.compression import bucket_mb, compress_gradients
 from planner.plugins import load_object
-from planner.schema import Overlap, Precision, Strategy
+from planner.schema import Overlap, Precision, Recompute, Strategy
 from planner.schema.methods import MethodValue, method_of, read_method
 from planner.schema.nccl import nccl_environment
 
@@ -70,16 +70,25 @@ def _whole(model: nn.Module) -> set[nn.Parameter]:
 
 
 def casts_of_weights(
-    model: nn.Module, strategy: Strategy, place: ProcessMesh, units: Sequence[str]
+    model: nn.Module,
+    strategy: Strategy,
+    place: ProcessMesh,
+    units: Sequence[str],
+    recompute: Recompute,
 ) -> WeightCasts | None:
     """Casts of a part's weights, to be applied; None if a wrapper casts, or none are.
+
+    A compiler that recomputes part of a block takes other weights for another graph.
 
     Args:
         model: The model, or one stage of it, split over tp and ep already.
         strategy: Precision, and how replicas are kept equal.
         place: Where this process stands.
         units: FQNs of the part's pipeline units.
+        recompute: Of the part.
     """
+    if strategy.compile and recompute == "selective":
+        return None
     whole = place.size("shard") == 1 and strategy.offload.states != "parameters"
     summed = place.reduces and not (
         strategy.uses_own_buckets and not strategy.shards_by_table

@@ -367,9 +367,7 @@ def cast_bytes_of(
     trained = parameters["trained_dense"] + parameters["trained_experts"]
     whole = parameters["dense_parameters"] + parameters["expert_parameters"]
     own, made = of.compute * (whole + again @ later), trained + tied @ later
-    kept = np.cumsum(own * read, axis=-1) + own * ~read
-    # Compiled blocks decide by themselves what to compute again: not casts.
-    casts = np.stack([kept, kept if context.regime.compile else own, own])
+    casts = np.stack([np.cumsum(own * read, axis=-1) + own * ~read, own, own])
     # A tied weight gets its gradient where it is read last.
     new = (trained - tied @ earlier + tied @ later)[:, ::-1]
     behind_u = of.stored * np.cumsum(new, axis=-1)[:, ::-1]
@@ -390,7 +388,15 @@ def cast_bytes_of(
     worst = parts.sum(axis=0).argmax(axis=-1)
     found = np.take_along_axis(parts, worst[None, ..., None], axis=-1)[..., 0]
     found[2] -= before[..., -1]
+    if context.regime.compile:
+        # Blocks of which a compiler recomputes parts are wrapped.
+        wrapped = alone_bytes_of(context, saved, transient, parameters, logits)
+        found[:, _SELECTIVE] = wrapped[:, _SELECTIVE]
     return found
+
+
+#: Place of selective recomputation among its kinds.
+_SELECTIVE = 1
 
 
 def _share_of_first(graph: ModelGraph) -> Array:

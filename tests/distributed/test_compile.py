@@ -76,7 +76,11 @@ def test_compiled_blocks_train_as_one_process_does(case: str) -> None:
     assert found["largest"] <= EXACT
 
 
-def test_compiled_blocks_take_mixed_precision() -> None:
-    found = _run(dp_shard=2, zero_stage=3, precision=Precision(compute="bfloat16"))
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_compiled_blocks_take_mixed_precision(ranks: int, recompute: str) -> None:
+    shards = {"dp_shard": ranks, "zero_stage": 3} if ranks > 1 else {}
+    precision = Precision(compute="bfloat16")
+    found = _run(**shards, recompute=recompute, precision=precision)
     assert found["graphs"] >= 1
     assert found["loss"] <= NARROW_LOSS
