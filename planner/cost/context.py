@@ -216,6 +216,7 @@ class ScalarBytes(NamedTuple):
         shard_share: Share of the shards of weights and gradients that lies on devices,
             1 or, where the host has them, 0.
         own_casts: As :attr:`Recipe.own_casts`.
+        own_buckets: Whether gradients of replicas are summed in buckets of our own.
         replicas_alike: Whether replicas hold what the only device of a model does:
             ``replicate`` casts as ``fully_shard`` does.
     """
@@ -235,6 +236,7 @@ class ScalarBytes(NamedTuple):
     keeps_graph: bool
     shard_share: float
     own_casts: bool
+    own_buckets: bool
     replicas_alike: bool
 
 
@@ -342,6 +344,8 @@ class PricingContext:
             keeps_graph=recipe.keeps_graph,
             shard_share=float(self.regime.offload.states != "parameters"),
             own_casts=recipe.own_casts,
+            own_buckets=self.sums_by_table
+            or not isinstance(self.regime.gradient_compression, str),
             replicas_alike=self.activation_dtype != precision.parameter
             and not self.regime.synchronisation.apart,
         )

@@ -106,7 +106,7 @@ class Recipe:
             and the reduction of a unit that is sharded, or cast, on its own. They hide
             like other launches.
         own_casts: Whether weights that are neither sharded nor summed are cast without
-            such hooks.
+            such hooks. Memory follows; steps are priced with hooks.
         local_copies: Whether a device copies weights that it gathers, and gradients
             that it reduces, between its parameters and the buffers of collectives.
         launches: Launches over those that ``launch`` stands for: more where layers are

@@ -37,9 +37,8 @@ class UnitCompute:
         weight: Part of ``backward`` that makes weight gradients. Shape [T, C, U].
         selective: What selective recomputation runs again. Shape [T, C, U].
         again: What full recomputation does. Shape [T, C, U].
-        passes: What the host's hooks of a unit add where the host sets the pace; 0
-            where every forward and backward has them. Shape [T, C, U].
-        hooks: The same of its gathers and reductions. Shape [T, C, U].
+        hooks: What hooks and collectives of a unit add to a microbatch where its host
+            sets the pace. Shape [T, C, U].
         attention: Forward and backward of attention alone, on the fastest device type,
             by block. Shape [2, C, classes].
         scores: Attention scores of each kernel on a device. Shape [C, kernels].
@@ -50,7 +49,6 @@ class UnitCompute:
     weight: Array
     selective: Array
     again: Array
-    passes: Array
     hooks: Array
     attention: Array
     scores: Array
@@ -88,13 +86,10 @@ def unit_compute(
             (backward, host[1], (0 * hooks, always, always + 2 * _GATHERED * hooks)),
         )
     ]
-    # Weights that are whole have no hooks where the framework casts without.
-    least = 0 if context.recipe.own_casts else 1
     return UnitCompute(
-        forward=passes[0][least],
-        backward=passes[1][least],
+        forward=passes[0][1],
+        backward=passes[1][1],
         again=passes[0][0],
-        passes=passes[0][1] - passes[0][least] + passes[1][1] - passes[1][least],
         hooks=passes[0][2] - passes[0][1] + passes[1][2] - passes[1][1],
         weight=weight @ classes.count,
         selective=selective @ classes.count,

@@ -115,7 +115,6 @@ class UnitCosts:
         weight_s: Part of backward_s that makes weight gradients.
         selective_s: Run again under selective recomputation, on top of backward.
         full_s: The same under full recomputation (all of forward).
-        passes_s: Added by hooks of units, wherever weights have some. Shape [T, C, U].
         hooks_s: Added by the host's work for gathers and reductions, wherever a
             microbatch has them. Shape [T, C, U].
         tp_s: Exposed tp communication of one forward; backward has as much. [C, U].
@@ -167,7 +166,6 @@ class UnitCosts:
     weight_s: Array
     selective_s: Array
     full_s: Array
-    passes_s: Array
     hooks_s: Array
     tp_s: Array
     tp_again_s: Array
@@ -406,7 +404,6 @@ def price_units(
         weight_s=compute.weight,
         selective_s=compute.selective * repeated,
         full_s=compute.again * repeated,
-        passes_s=compute.passes,
         hooks_s=compute.hooks,
         tp_s=tp.seconds,
         tp_again_s=tp.again_s,

@@ -293,7 +293,7 @@ def test_the_rule_holds_with(pool: Pool, changes: dict[str, Any]) -> None:
 
 
 def test_replicas_on_halves_are_one_pipeline_on_the_whole() -> None:
-    """As the rule says, which both are bit for bit, but for the order of sums."""
+    """Both are the rule's, bit for bit but for the order of sums."""
     halves = _serial(_plan(2, dp_replicate=2), 4)
     # A microbatch of the whole is one of each half.
     order = torch.arange(16).view(2, MICROBATCHES, 2).transpose(0, 1).flatten()
@@ -477,7 +477,7 @@ def test_steps_between_drains_have_no_collective(pool: Pool) -> None:
 
 
 def test_bytes_are_those_of_the_plan(pool: Pool) -> None:
-    """Of real processes and of a dry run, whose peaks are those of the plan, too."""
+    """Real processes' and a dry run's, whose peaks are those of the plan, too."""
     made = planner.plan(
         graph_of("tiny-llama"),
         "local:4",

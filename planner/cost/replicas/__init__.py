@@ -69,8 +69,6 @@ class ReplicaRows:
         bucket_bytes: Of gradients that are exchanged at once; None for torch's own.
         parts: Share of ``trained`` in each part that a device runs in turn; none where
             there are no parts, or only their number is known. Shape [n, parts].
-        passes_s: What hosts take for other hooks of units in each microbatch, over all
-            stages, where these are not part of compute.
         tensors: Trained tensors that ``trained`` are in.
         hooks_s: What hosts take for gathers and reductions of a microbatch, over all
             stages: in pipelines a host has those of its own, and runs an action for
@@ -97,7 +95,6 @@ class ReplicaRows:
     compression: GradientCompression = "none"
     bucket_bytes: int | None = None
     parts: Array = field(default_factory=lambda: np.zeros((1, 0)))
-    passes_s: Array = field(default_factory=_nothing)
     tensors: Array = field(default_factory=_nothing)
     hooks_s: Array = field(default_factory=_nothing)
 

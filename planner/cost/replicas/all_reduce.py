@@ -492,9 +492,8 @@ def _copied_seconds(
 
     A gather casts the rank's own shard, and copies what came out of the buffer; a
     reduction cuts gradients into its buffer, and a lone rank copies them out, too.
-    Without hooks a lone rank casts its weights, and adds up what it widens. Hosts of
-    pipelines and of tp are priced with them: an action takes about as long, and what
-    DTensors take is not priced by itself.
+    What a lone rank does without hooks (``own_casts``) is priced like that, too: it has
+    not been measured on a GPU.
     """
     recipe, of = context.recipe, context.scalar_bytes
     quantised = _quantised_seconds(rows, context)
@@ -510,17 +509,8 @@ def _copied_seconds(
     sharded = (rows.zero_stage > 0) | (of.stored != of.compute)
     rate = _memory_rate(context)
     many = rows.num_microbatches
-    turns = np.where(rows.pp == 1, many, (many + rows.pp - 1) / rows.pp)
     hooks = rows.hooks_s * np.where(rows.zero_stage == 3, many, 1)
-    hooks = hooks + rows.passes_s * turns
     copied = np.where(sharded, (gathered + reduced) / rate + hooks, 0.0)
-    if recipe.own_casts and of.stored != of.compute:
-        apart = context.regime.synchronisation.apart
-        whole = (rows.zero_stage == 0) & ((groups.replicate.size == 1) | apart)
-        whole = whole & (rows.pp == 1) & (rows.tp == 1)
-        widened = many * (of.compute + of.stored) + (many - 1) * of.stored
-        moved = rows.scalars * cast * ways + rows.trained * widened
-        copied = np.where(whole, moved / rate, copied)
     return np.asarray(copied + quantised)
 
 

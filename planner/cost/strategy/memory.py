@@ -149,8 +149,9 @@ def strategy_memory(
     """
     strategy, costs, shards = stages.strategy, stages.costs, stages.parameters
     mesh = strategy.mesh
-    own = stages.context.scalar_bytes.own_casts
-    casts = int(own and mesh.dp_replicate * mesh.shards == 1)
+    of = stages.context.scalar_bytes
+    lone = mesh.shards == 1 and (mesh.dp_replicate == 1 or of.own_buckets)
+    casts = int(of.own_casts and lone)
     parts = memory_parts(
         stages.context.scalar_bytes,
         parameters=shards.whole,

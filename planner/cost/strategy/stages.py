@@ -56,7 +56,6 @@ class StageTimes:
         backward_talk: The same in ``backward``.
         send: One boundary's transfer in one direction. Shape [stages - 1].
         latency: Part of it that does not hold the link. Shape [stages - 1].
-        passes: Added by hooks of units in each microbatch, where weights have them.
         hooks: Added by the host's work for gathers and reductions, where it has them.
     """
 
@@ -73,7 +72,6 @@ class StageTimes:
     backward_talk: Array
     send: Array
     latency: Array
-    passes: Array
     hooks: Array
 
 
@@ -372,7 +370,6 @@ class Stages:
             compression=strategy.gradient_compression,
             bucket_bytes=strategy.overlap.bucket_bytes,
             parts=self._parts,
-            passes_s=full(1) * self.times.passes.sum() * crowd,
             tensors=self.tensors,
             hooks_s=full(1) * self.times.hooks.sum() * crowd,
         )
@@ -399,13 +396,12 @@ class Stages:
                 costs.weight_s[:, 0],
                 costs.selective_s[:, 0],
                 costs.full_s[:, 0],
-                costs.passes_s[:, 0],
                 costs.hooks_s[:, 0],
             ]
         )
         kind = self.context.types_of_ranks(self.pp)[rank]
         typed = self.sums(kernels)[:, kind, np.arange(len(rank))]
-        forward, backward, weight, selective, whole, passes, hooks = typed
+        forward, backward, weight, selective, whole, hooks = typed
         again = np.choose(self.recompute, [np.zeros(len(rank)), selective, whole])
         talk = [costs.tp_s[0], costs.cp_s[0], costs.ep_s[0], costs.tp_again_s[0]]
         tp, cp, ep, tp_repeated = self.sums(np.stack(talk))
@@ -435,7 +431,6 @@ class Stages:
             backward_talk=backward_talk,
             send=send,
             latency=latency,
-            passes=passes,
             hooks=hooks,
         )
 

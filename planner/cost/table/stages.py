@@ -50,8 +50,7 @@ class _Times(NamedTuple):
     tp_again: int = 6
     cp: int = 7
     ep: int = 8
-    passes: int = 9
-    hooks: int = 10
+    hooks: int = 9
 
 
 class _Sends(NamedTuple):
@@ -77,7 +76,7 @@ class _Sends(NamedTuple):
 TIMES, SENDS = _Times(), _Sends()
 
 #: What one forward and backward of a unit costs, as weights of TIMES.
-_WORK = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 1.0, 2.0, 0.0, 0.0])
+_WORK = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 1.0, 2.0, 0.0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +244,6 @@ def _stacked_times(costs: UnitCosts) -> Array:
             costs.selective_s,
             costs.full_s,
             *shared,
-            costs.passes_s,
             costs.hooks_s,
         ],
         axis=-1,

@@ -166,7 +166,6 @@ def _replica_rows(
         backward_s=times.backward_s,
         whole=whole & (table.dp_replicate * rows.cp > 1),
         compression=context.regime.gradient_compression,
-        passes_s=summaries.whole[rows.pair, TIMES.passes],
         tensors=tensors[rows.pair],
         hooks_s=summaries.whole[rows.pair, TIMES.hooks],
     )

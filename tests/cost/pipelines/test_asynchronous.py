@@ -148,7 +148,7 @@ def test_stages_hold_a_version_for_each_update_that_is_ahead(update_every: int) 
 
 @pytest.mark.parametrize("update_every", [1, 2])
 def test_copies_average_gradients_before_each_update(update_every: int) -> None:
-    """Those of two units, and a scalar for each of four tensors, if it has any."""
+    """Bytes of two units, and a scalar for each of four tensors, if it has any."""
     settings = Asynchronous(drain_every=64, update_every=update_every)
     found, alone = _cost(4, settings, copies=2), _cost(4, settings)
     updates, size = 8 // update_every, 2 * WEIGHTS + 4 * 4

@@ -51,15 +51,7 @@ def random_costs(types: int) -> UnitCosts:
             "cp_payload",
         )
     }
-    names = (
-        "forward_s",
-        "backward_s",
-        "weight_s",
-        "selective_s",
-        "full_s",
-        "passes_s",
-        "hooks_s",
-    )
+    names = ("forward_s", "backward_s", "weight_s", "selective_s", "full_s", "hooks_s")
     return UnitCosts(
         **{name: draw(types, COMBOS, UNITS) for name in names},
         **combined,
@@ -144,9 +136,7 @@ def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
     def times(rank: int, units: list[int]) -> np.ndarray:
         own = [part[types[rank], combo, units].sum() for part in typed]
         own += [part[combo, units].sum() for part in shared]
-        hooks = (costs.passes_s, costs.hooks_s)
-        own += [part[types[rank], combo, units].sum() for part in hooks]
-        return np.array(own)
+        return np.array([*own, costs.hooks_s[types[rank], combo, units].sum()])
 
     bounds = cut_of(costs, row, types)
     ranks = []
@@ -154,7 +144,7 @@ def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
         stages = stages_of(rank, pp, virtual, folded)
         ranks.append([u for s in stages for u in range(bounds[s], bounds[s + 1])])
     loads = np.array([times(rank, units) for rank, units in enumerate(ranks)])
-    work = loads @ np.array([1, 1, 0, 0, 0, 2, 0, 1, 2, 0, 0])
+    work = loads @ np.array([1, 1, 0, 0, 0, 2, 0, 1, 2, 0])
     assert len(TIMES) == loads.shape[1]
     assert found.load[row] == pytest.approx(loads[work.argmax()])
     assert found.whole[row] == pytest.approx(loads.sum(axis=0))

@@ -167,9 +167,9 @@ def test_a_slow_connection_leaves_a_host_out() -> None:
     """It would take longer to exchange with than it brings."""
     kinds = ["rtx3090-24", "rtx3090-24", "t4-16"]
     slow, fast = [1000.0, 1000.0, 0.1], [1000.0] * 3
-    found = divide(_pricer(_fleet(kinds, slow)), period=32, most=4)
+    found = divide(_pricer(_fleet(kinds, slow)), period=8, most=4)
     assert found[0].members == ((0,), (1,))
-    found = divide(_pricer(_fleet(kinds, fast)), period=32, most=4)
+    found = divide(_pricer(_fleet(kinds, fast)), period=8, most=4)
     assert found[0].members == ((0,), (1,), (2,))
 
 
