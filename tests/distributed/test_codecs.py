@@ -487,8 +487,9 @@ def test_a_dry_run_finds_the_bytes_that_the_plan_predicts(
     kinds = [one for one in deviations if "all-" in one.name]
     assert kinds
     memory = deviations[0]
-    # Of QSGD beside halved activations too much is predicted, never too little.
-    over = 0.3 if "qsgd" in pin and compute == "bfloat16" else 0.1
+    # Casts go with their unit's backward, as buckets keep none between microbatches:
+    # too much is predicted, never too little.
+    over = 0.3 if compute == "bfloat16" else 0.1
     assert 0.9 * memory.found < memory.predicted < (1 + over) * memory.found
     for one in kinds:
         # A step's loss is summed up, too: four bytes; buffers are broadcast.

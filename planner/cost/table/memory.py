@@ -513,8 +513,11 @@ def _fill(
                 summed *= of.reduce if sums and replicas > 1 else 0.0
                 held = _with_updates(held, max(summed - ending, 0.0), update_every)
             if _alone(zero, pp, many, replicas, shards_of, of):
-                lone = shards_of == 1 and (replicas == 1 or of.own_buckets)
-                casts = int(of.own_casts and lone)
+                casts = int(
+                    of.own_casts
+                    and shards_of == 1
+                    and (replicas == 1 or of.own_buckets)
+                )
                 parameters = has.whole * of.stored + alone[pair, casts, 0, again]
                 gradients, states, activations = (
                     alone[pair, casts, 1, again],
