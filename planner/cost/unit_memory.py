@@ -6,6 +6,8 @@ and kind of recomputation: none, selective, full.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,6 +33,9 @@ __all__ = [
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+
+#: Place of selective recomputation among its kinds.
+_SELECTIVE = 1
 
 
 def _weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Array:
@@ -331,13 +336,7 @@ def alone_bytes_of(
         (stays, of.stored * each + both, none + 2 * both + latest),
         (0.0 * each, of.stored * (each + last), none + copies * last),
     ]
-    parts = np.concatenate(
-        [np.stack(np.broadcast_arrays(*moment)) for moment in moments], axis=-1
-    )
-    worst = parts.sum(axis=0).argmax(axis=-1)
-    found = np.take_along_axis(parts, worst[None, ..., None], axis=-1)[..., 0]
-    found[2] -= before[..., -1]
-    return found
+    return _at_worst(moments, before[..., -1])
 
 
 def cast_bytes_of(
@@ -347,7 +346,7 @@ def cast_bytes_of(
     parameters: dict[str, Array],
     logits: Array,
 ) -> Array:
-    """The same of a device whose units cast their weights themselves.
+    """Like :func:`alone_bytes_of`, of a device whose units cast their own weights.
 
     A weight's cast is gone when its gradient has been made, and at once, unless it is
     made again, if backward does not read it: an embedding's. Gradients of a unit are
@@ -382,12 +381,7 @@ def cast_bytes_of(
         (casts - own * ~heads, begun, behind + of.compute * made + logits),
         (casts - own, behind_u, behind + first),
     ]
-    parts = np.concatenate(
-        [np.stack(np.broadcast_arrays(*moment)) for moment in moments], axis=-1
-    )
-    worst = parts.sum(axis=0).argmax(axis=-1)
-    found = np.take_along_axis(parts, worst[None, ..., None], axis=-1)[..., 0]
-    found[2] -= before[..., -1]
+    found = _at_worst(moments, before[..., -1])
     if context.regime.compile:
         # Blocks of which a compiler recomputes parts are wrapped.
         wrapped = alone_bytes_of(context, saved, transient, parameters, logits)
@@ -395,8 +389,23 @@ def cast_bytes_of(
     return found
 
 
-#: Place of selective recomputation among its kinds.
-_SELECTIVE = 1
+def _at_worst(moments: Sequence[Sequence[Array]], saved: Array) -> Array:
+    """Three kinds of bytes at the moment when their sum is largest.
+
+    Args:
+        moments: Cast weights, gradients and the rest, which broadcast to [3, C, U].
+        saved: What is taken off the rest. Shape [3, C].
+
+    Returns:
+        Shape [3, 3, C].
+    """
+    parts = np.concatenate(
+        [np.stack(np.broadcast_arrays(*moment)) for moment in moments], axis=-1
+    )
+    worst = parts.sum(axis=0).argmax(axis=-1)
+    found = np.take_along_axis(parts, worst[None, ..., None], axis=-1)[..., 0]
+    found[2] -= saved
+    return np.asarray(found)
 
 
 def _share_of_first(graph: ModelGraph) -> Array:
