@@ -230,16 +230,16 @@ def test_samples_that_are_moved_make_two_members_equally_long(
 
 
 def test_orders_of_the_pointer_make_no_division_worse() -> None:
-    kinds = ["t4-16", "rtx3090-24", "l4-24", "rtx4090-24", "t4-16"]
-    machines = fleet(kinds, [100.0, 1000.0, 250.0, 500.0, 2000.0], memory=3.6e9)
+    kinds = ["t4-16", "rtx3090-24", "l4-24"]
+    machines = fleet(kinds, [100.0, 1000.0, 250.0], memory=3.6e9)
     planner = FleetPlanner(
         graph=gpt2_graph(),
         fleet=machines,
-        options=PlanOptions(global_batch=32, any_dtype=True),
+        options=PlanOptions(global_batch=8, any_dtype=True),
         exchange=None,
     )
-    both = plan_divisions(planner, 3)[0]
-    rules = plan_divisions(replace(planner, orderer=None), 3)[0]
+    both = plan_divisions(planner, 2)[0]
+    rules = plan_divisions(replace(planner, orderer=None), 2)[0]
     assert {one.devices for one in rules} <= {one.devices for one in both}
     assert both[0].step_time_s <= rules[0].step_time_s
 
@@ -254,7 +254,6 @@ def test_members_train_in_dtypes_that_their_devices_compute_in() -> None:
     found = [member.plan.strategy.precision for member in made.members]
     assert [one.compute for one in found] == ["bfloat16", "float16", "float16"]
     assert {one.parameter for one in found} == {"float32"}
-    assert small(machines).members
 
 
 def test_a_dtype_that_is_asked_for_is_kept_or_refused() -> None:

@@ -103,6 +103,7 @@ def test_weights_checkpoints_and_evaluations_are_kept(
     )
 
 
+@pytest.mark.further
 def test_options_of_the_loop_are_those_of_each_member(
     capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path
 ) -> None:

@@ -264,13 +264,17 @@ def test_weights_are_those_of_the_serial_rule(pool: Pool, stages: int) -> None:
         pytest.param({"recompute": "full"}, id="full recomputation"),
         pytest.param({"recompute": "selective"}, id="selective recomputation"),
         pytest.param({"model": "nested"}, id="other loss"),
-        pytest.param({"precision": MIXED}, id="bfloat16"),
+        pytest.param({"precision": MIXED}, id="bfloat16", marks=pytest.mark.further),
         pytest.param(
             {"asynchrony": Asynchronous(drain_every=12, update_every=2)},
             id="two microbatches an update",
         ),
         pytest.param({"asynchrony": Asynchronous(drain_every=4)}, id="drained steps"),
-        pytest.param({"stages": 2, "dp_replicate": 2}, id="replicas"),
+        pytest.param(
+            {"stages": 2, "dp_replicate": 2},
+            id="replicas",
+            marks=pytest.mark.further,
+        ),
         pytest.param(
             {
                 "stages": 2,

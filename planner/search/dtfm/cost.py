@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import ClusterError
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, copy_into
 
 __all__ = [
     "EXACT_GROUPS",
@@ -278,7 +278,8 @@ def _two_opt(edges: Array, path: Index) -> None:
                     after = path[last + 1]
                     change += edges[path[first], after] - edges[path[last], after]
                 if change < -1e-12 * (1.0 + abs(edges[path[first], path[last]])):
-                    path[first : last + 1] = path[first : last + 1][::-1].copy()
+                    turned = path[first : last + 1][::-1].copy()
+                    copy_into(path[first : last + 1], turned)
                     better = True
 
 
