@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -416,19 +417,22 @@ def test_arrays_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         Volumes({"x": tmp_path / "none.npy"})
 
 
-def test_hdf5_is_read_where_its_library_is(tmp_path: Path) -> None:
+def test_parts_of_hdf5_samples_are_read(tmp_path: Path) -> None:
     path = tmp_path / "samples.h5"
-    if importlib.util.find_spec("h5py") is None:
-        with pytest.raises(ExecutionError, match="pip install h5py"):
-            Volumes({"x": f"{path}:x"})
-        return
-    h5py = importlib.import_module("h5py")
     values = np.arange(48, dtype=np.float32).reshape(2, 1, 4, 6)
     with h5py.File(path, "w") as file:
         file["x"] = values
     shards = Volumes({"x": f"{path}:x"}).of_region({"x": (slice(2, 4), slice(0, 6))})
     assert np.array_equal(shards[1]["x"].numpy(), values[1][:, 2:4])
     assert shards.bytes_read == 48
+    with pytest.raises(ExecutionError, match="name a dataset of the file"):
+        Volumes({"x": f"{path}:y"})
+
+
+def test_the_library_of_hdf5_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ExecutionError, match="pip install h5py"):
+        Volumes({"x": "samples.h5:x"})
 
 
 def test_bfloat16_is_as_close_as_it_is_without_shards(pool: Pool) -> None:
