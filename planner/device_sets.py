@@ -22,10 +22,11 @@ from planner.portfolio import ranked_answers
 from planner.regimes import Answer, answer_that_fits
 from planner.request import PlanOptions, devices_without, make_request
 from planner.schema import Plan, Precision, Strategy
-from planner.schema.methods import slots
+from planner.schema.methods import default_value, slots
 from planner.schema.plan_parts import OtherDevices
 from planner.search.base import Candidate, preference
 from planner.search.families import NEAR
+from planner.space import Regime
 
 __all__ = [
     "ChosenDevices",
@@ -128,8 +129,13 @@ def list_choices(cluster: Cluster, options: PlanOptions) -> list[DeviceChoice]:
     if part.num_free:
         wide = replace(options, precision=Precision())
         found.append(DeviceChoice(cluster=part, options=wide))
-    scales = options.target == "meshwright" and not set(slots()) & set(options.pin)
-    if scales and not devices_without(cluster, "float16"):
+    regime = Regime.from_pins(options.pin)
+    plain = all(getattr(regime, slot) == default_value(slot) for slot in slots())
+    if (
+        plain
+        and options.target == "meshwright"
+        and not devices_without(cluster, "float16")
+    ):
         half = replace(options, precision=Precision(compute="float16"))
         found.append(DeviceChoice(cluster=cluster, options=half))
     return found

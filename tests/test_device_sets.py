@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from planner import Cluster, Plan, plan
@@ -43,7 +45,7 @@ def _mixed(*hosts: tuple[str, int]) -> Cluster:
     )
 
 
-def _planned(cluster: Cluster, precision: Precision | None = None, **more: str) -> Plan:
+def _planned(cluster: Cluster, precision: Precision | None = None, **more: Any) -> Plan:
     return plan(
         _MODEL,
         cluster,
@@ -95,6 +97,11 @@ def test_all_work_in_float16_where_no_device_has_bfloat16() -> None:
     assert chosen.strategy.precision.compute == "float16"
     assert chosen.not_runnable == ()
     assert chosen.provenance.idle == {}
+    # What is the default is the same when it is pinned.
+    pinned = _planned(cluster, pin={"asynchrony": "flushed"})
+    assert pinned.strategy == chosen.strategy
+    apart = _planned(cluster, pin={"synchronisation": "local_steps:period=4"})
+    assert apart.strategy.precision.compute == "float32"
 
 
 @pytest.mark.parametrize(
