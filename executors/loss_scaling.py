@@ -2,7 +2,8 @@
 
 Gradients are scaled where backward begins, so that losses are what they are. Behind
 the last microbatch they are put back, and every rank learns whether one of them has a
-number that is not finite: then all skip the step alike.
+number that is not finite: then all skip the step alike. Copies that train on their own
+have scales of their own.
 
 Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2; constants of
 ``torch.amp.GradScaler``.
@@ -11,13 +12,16 @@ Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2; constants of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from executors.mesh import ProcessMesh
 
 __all__ = ["LossScaler"]
 
@@ -38,7 +42,7 @@ class _Scaled(torch.autograd.Function):
 
 
 class LossScaler:
-    """Scale of the gradients of a run, the same on all of its ranks.
+    """Scale of the gradients of a run, the same on all ranks that share gradients.
 
     Attributes:
         state: Scale, and steps since it last changed; float32 on the CPU, kept in
@@ -65,14 +69,16 @@ class LossScaler:
         return found
 
     @torch.no_grad()
-    def unscale(self, parameters: Iterable[nn.Parameter], device: torch.device) -> None:
-        """Put gradients back, and look for overflows; collective over all ranks.
+    def unscale(self, parameters: Iterable[nn.Parameter], place: ProcessMesh) -> None:
+        """Put gradients back, and look for overflows.
+
+        Collective over all ranks, or over those of a copy that trains on its own.
 
         Args:
             parameters: All of this rank.
-            device: Where it computes.
+            place: Where this process stands.
         """
-        found = torch.zeros((), device=device)
+        found = torch.zeros((), device=place.device)
         for parameter in parameters:
             if parameter.grad is not None:
                 grad = parameter.grad
@@ -80,7 +86,8 @@ class LossScaler:
                 local.mul_(1 / self.scale)
                 bad = (~local.isfinite()).any().to(found.dtype)
                 found = torch.maximum(found, bad)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
+        if not place.apart or place.replica is not None:
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=place.replica)
         self.overflowed = not self._dry and bool(found)
 
     def update(self) -> None:

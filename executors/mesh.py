@@ -82,8 +82,14 @@ class ProcessMesh:
     def data_index(self) -> int:
         """Number of the slice of the global batch that this process trains on."""
         place = self.plan.coordinates(self.rank)
-        copy = self.membership.copy if self.membership else place["dp_replicate"]
-        return copy * self.plan.dp_shard + place["dp_shard"]
+        return self.copy * self.plan.dp_shard + place["dp_shard"]
+
+    @property
+    def copy(self) -> int:
+        """Number of this process's copy of the weights, along ``dp_replicate``."""
+        if self.membership is not None:
+            return self.membership.copy
+        return int(self.plan.coordinates(self.rank)["dp_replicate"])
 
     @property
     def copies(self) -> int:

@@ -401,7 +401,7 @@ class PlainStep:
         trainer.after_backward()
         scaler = trainer.loss.scaler
         if scaler is not None:
-            scaler.unscale(trainer.all_parameters(), trainer.place.device)
+            scaler.unscale(trainer.all_parameters(), trainer.place)
         return loss
 
     def update(

@@ -22,7 +22,7 @@ from planner.portfolio import ranked_answers
 from planner.regimes import Answer, answer_that_fits
 from planner.request import PlanOptions, devices_without, make_request
 from planner.schema import Plan, Precision, Strategy
-from planner.schema.methods import default_value, slots
+from planner.schema.methods import runs_in, slots
 from planner.schema.plan_parts import OtherDevices
 from planner.search.base import Candidate, preference
 from planner.search.families import NEAR
@@ -130,9 +130,9 @@ def list_choices(cluster: Cluster, options: PlanOptions) -> list[DeviceChoice]:
         wide = replace(options, precision=Precision())
         found.append(DeviceChoice(cluster=part, options=wide))
     regime = Regime.from_pins(options.pin)
-    plain = all(getattr(regime, slot) == default_value(slot) for slot in slots())
+    scales = all(runs_in(slot, getattr(regime, slot), "float16") for slot in slots())
     if (
-        plain
+        scales
         and options.target == "meshwright"
         and not devices_without(cluster, "float16")
     ):

@@ -100,8 +100,8 @@ def test_all_work_in_float16_where_no_device_has_bfloat16() -> None:
     # What is the default is the same when it is pinned.
     pinned = _planned(cluster, pin={"asynchrony": "flushed"})
     assert pinned.strategy == chosen.strategy
-    apart = _planned(cluster, pin={"synchronisation": "local_steps:period=4"})
-    assert apart.strategy.precision.compute == "float32"
+    gossip = _planned(cluster, pin={"synchronisation": "gossip"})
+    assert gossip.strategy.precision.compute == "float32"
 
 
 @pytest.mark.parametrize(

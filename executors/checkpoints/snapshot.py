@@ -350,9 +350,12 @@ def _kept_by_codecs(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def _scaler(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """State of the scaling of losses, the same on all ranks; empty without."""
-    scaler = trainer.loss.scaler
-    return {} if scaler is None else {"loss_scaler.state": scaler.state}
+    """State of the scaling of losses, the same on all of a copy; empty without."""
+    scaler, place = trainer.loss.scaler, trainer.place
+    if scaler is None:
+        return {}
+    copy = f"{place.copy}." if place.apart else ""
+    return {f"loss_scaler.{copy}state": scaler.state}
 
 
 def restore_codecs(trainer: Trainer, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -422,7 +422,7 @@ def _split_backward(case: Case) -> str | None:
     return None
 
 
-#: Dtypes in which nothing but plain steps is run, and why.
+#: Dtypes in which few methods but plain steps are run, and why.
 _IN_PLAIN_STEPS = {
     "float16": "whose steps do not scale the loss",
     "float8": "whose layers are not those that torchao casts",
@@ -450,7 +450,7 @@ def _precision(case: Case) -> str | None:
     why = _IN_PLAIN_STEPS.get(precision.compute)
     for slot in methods.slots() if why else ():
         value = getattr(strategy, slot)
-        if value != methods.default_value(slot):
+        if not methods.runs_in(slot, value, precision.compute):
             return (
                 f"compute={precision.compute} with {slot}={value}, {why}; use bfloat16"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from executors import prepare
 from executors.data import synthetic_batch
 from executors.dryrun import dry_run
 from planner.schema import Optimizer, Plan, Precision
+from planner.schema.methods.local_steps import LocalSteps
 from planner.schema.violations import executor_violations
 from tests.distributed.cases import build, make_plan
 from tests.distributed.compare import distance
@@ -41,15 +43,19 @@ def test_float16_stays_within_its_rounding(pool: Pool, mesh: str) -> None:
     assert far.norm <= 7e-3
 
 
-def overflow(plan_json: str, folder: str) -> dict[str, Any]:
-    """Train from a scale that begins too high; return weights and scale after."""
+def overflow(plan_json: str, folder: str, *, alone: bool = False) -> dict[str, Any]:
+    """Train from a scale that begins too high; return weights and scale after.
+
+    With ``alone`` the first rank's does, those of others begin as they do by default.
+    """
     plan = Plan.from_json(plan_json)
     found: dict[str, Any] = {"scales": [], "moved": [], "norms": []}
     with prepare(plan, lambda: build(plan.model.name)) as training:
         scaler = training.trainer.loss.scaler
         assert scaler is not None
         # Rank 0 alone may see it in its shard.
-        scaler.state[0] = 2.0**40
+        if not alone or training.trainer.place.rank == 0:
+            scaler.state[0] = 2.0**40
         weights = [
             one.to_local() if isinstance(one, DTensor) else one
             for one in training.trainer.all_parameters()
@@ -94,6 +100,31 @@ def test_an_overflow_skips_the_step_on_all_ranks(
         assert found["loaded"]
 
 
+def test_copies_apart_have_scales_of_their_own(pool: Pool, tmp_path: Path) -> None:
+    """One skips the steps that overflow, the other trains; both meet all the same."""
+    plan = make_plan(
+        "llama",
+        precision=FLOAT16,
+        optimizer=Optimizer(name="AdamW", learning_rate=1e-3),
+        grad_clip_norm=1.0,
+        dp_replicate=2,
+        semantics="approximate",
+        synchronisation=LocalSteps(period=2),
+    )
+    assert not executor_violations(plan.strategy)
+    high, other = pool.run(
+        partial(overflow, alone=True), 2, plan.to_json(), str(tmp_path)
+    )
+    skipped = high["norms"].index(next(filter(None, high["norms"])))
+    assert skipped > 2
+    assert high["scales"][:skipped] == [2.0 ** (39 - n) for n in range(skipped)]
+    assert high["moved"][:2] == [False, True]
+    assert other["scales"] == [2.0**16] * 26
+    assert all(other["moved"])
+    assert all(other["norms"])
+    assert high["loaded"] and other["loaded"]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -103,9 +134,18 @@ def test_an_overflow_skips_the_step_on_all_ranks(
                 "precision": FLOAT16,
                 "dp_replicate": 2,
                 "semantics": "approximate",
-                "synchronisation": {"kind": "local_steps", "period": 2},
+                "synchronisation": {"kind": "gossip"},
             },
             "do not scale the loss",
+        ),
+        (
+            {
+                "precision": FLOAT16,
+                "dp_replicate": 2,
+                "semantics": "approximate",
+                "synchronisation": LocalSteps(period=2, warm_up_steps=2),
+            },
+            "each on its own, use warm_up_steps=0",
         ),
     ],
 )

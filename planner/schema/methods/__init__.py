@@ -47,6 +47,7 @@ __all__ = [
     "methods",
     "methods_of",
     "read_method",
+    "runs_in",
     "slots",
     "violations",
     "words_of",
@@ -92,6 +93,19 @@ def default_value(slot: str) -> Any:
     default = methods(slot)[0]
     document = default.document
     return default.kind if document is None else document.model_validate({})
+
+
+def runs_in(slot: str, value: MethodValue, compute: str) -> bool:
+    """Return True if steps of a method are run in a dtype.
+
+    Args:
+        slot: Field of a strategy.
+        value: What fills it.
+        compute: Dtype of products; float16 wants a scaled loss, float8 plain steps.
+    """
+    if compute not in ("float16", "float8") or value == default_value(slot):
+        return True
+    return compute == "float16" and method_of(slot, value).scales_loss
 
 
 def method_names(slot: str) -> tuple[str, ...]:

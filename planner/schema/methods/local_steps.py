@@ -199,6 +199,18 @@ def _copies_of_one_device(case: Case) -> str | None:
     return None
 
 
+def _warm_up_in_float16(case: Case) -> str | None:
+    value, compute = case.strategy.synchronisation, case.strategy.precision.compute
+    if compute != "float16" or not isinstance(value, LocalSteps):
+        return None
+    if not value.warm_up_steps:
+        return None
+    return (
+        f"synchronisation={value} with compute=float16; copies that average gradients "
+        f"scale the loss each on its own, use warm_up_steps=0 or bfloat16"
+    )
+
+
 METHODS = (
     Method(
         kind="local_steps",
@@ -207,7 +219,8 @@ METHODS = (
         words="copies exchange their weights every {period} steps",
         inexact="copies train on their own between exchanges",
         limits=(copies_apart,),
-        violations=(_copies_of_one_device,),
+        violations=(_copies_of_one_device, _warm_up_in_float16),
+        scales_loss=True,
         feature=Feature(
             name="local steps",
             mesh={"dp_replicate": 2},

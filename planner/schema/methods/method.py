@@ -265,6 +265,8 @@ class Method:
         presets: Names of settings that are in use, beside those of the defaults.
         prices: ``module:name`` of its pricing.
         runs: ``module:name`` of its executor; None if there is none.
+        scales_loss: True if its steps can scale the loss, as float16 wants it; those
+            of default methods do.
         unverified: Why a dry run cannot follow it; None if it can.
         page: Its page, in ``docs/``.
         test: File of its acceptance test.
@@ -283,6 +285,7 @@ class Method:
     presets: Mapping[str, MethodDocument] = field(default_factory=dict)
     prices: str
     runs: str | None = None
+    scales_loss: bool = False
     unverified: str | None = None
     page: str
     test: str
