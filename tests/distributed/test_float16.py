@@ -122,7 +122,8 @@ def test_copies_apart_have_scales_of_their_own(pool: Pool, tmp_path: Path) -> No
     assert other["scales"] == [2.0**16] * 26
     assert all(other["moved"])
     assert all(other["norms"])
-    assert high["loaded"] and other["loaded"]
+    assert high["loaded"]
+    assert other["loaded"]
 
 
 @pytest.mark.parametrize(
