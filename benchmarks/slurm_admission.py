@@ -2,7 +2,8 @@
 
 Run ``apt-get install slurm-wlm munge``, then ``python -m benchmarks.slurm_admission``
 as root. It starts munged, slurmctld and two slurmd in a folder of its own, and ends
-them. Devices are files; jobs sleep.
+them. Devices are files; jobs sleep. The partition has a time limit of a minute, which
+the loop raises where a job needs more.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ReturnToService=2
 GresTypes=gpu
 KillWait=5
 NodeName=node[0-1] NodeHostname={host} Port=[17000-17001] CPUs={cores} Gres=gpu:a100:2
-PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=gpu Nodes=ALL Default=YES DefaultTime=1 State=UP
 """
 _TABLE = (
     "model,batch,device,degree,iterations_per_s,spread_iterations_per_s\n"
@@ -75,7 +76,7 @@ def _slurm(folder: Path) -> Iterator[None]:
         shutil.chown("/run/munge", "munge", "munge")
         munge = subprocess.Popen(("runuser", "-u", "munge", "--", "munged", "-F"))
         time.sleep(1.0)
-    daemons = [("slurmctld", "-D", "-c")]
+    daemons: list[tuple[str, ...]] = [("slurmctld", "-D", "-c")]
     daemons += [("slurmd", "-D", "-N", f"node{at}") for at in range(2)]
     started = []
     try:
@@ -118,6 +119,10 @@ def _call(folder: Path, path: str, data: Any = None) -> Any:
     raise SystemExit("meshwright serve does not answer")
 
 
+def _print_queue() -> None:
+    print(_run("squeue", "--format=%.12j %.10T %.11N %.6l %k"))
+
+
 def _job(folder: Path, name: str, seconds: float, due: float | None) -> dict[str, Any]:
     log = folder / "log"
     words = f"echo {name} start >> {log}; sleep {seconds}; echo {name} end >> {log}"
@@ -141,12 +146,17 @@ def main() -> int:
         try:
             _call(folder, "/jobs", _job(folder, "free", 80, None))
             time.sleep(6)
+            half = {**_job(folder, "half", 100, 150), "min_degree": 2, "max_degree": 2}
+            _call(folder, "/jobs", half)
+            time.sleep(9)
+            _print_queue()
             for at in range(4):
                 job = {**_job(folder, f"job{at}", 10, 90), "min_degree": 2}
                 _call(folder, "/jobs", job)
             _call(folder, "/jobs", _job(folder, "late", 100, 30))
             for _ in range(2):
                 time.sleep(4.3)
+                _print_queue()
                 loop.kill()
                 loop.wait()
                 loop = _serve(folder)

@@ -22,6 +22,7 @@ from planner.admission.journal import (
     JournalJob,
     JournalLaunch,
 )
+from planner.admission.notes import NoteWriter
 from planner.admission.queues.base import (
     PREFIX,
     Entry,
@@ -100,6 +101,7 @@ class Operator:
         self._queue, self._journal = queue, journal
         self._settings, self._clock = settings, clock
         self._told: set[str] = set()
+        self._notes = NoteWriter(queue, settings.guard_s)
 
     def tick(self) -> bool:
         """Look once and act; return False if the queue gave no answer to act on.
@@ -118,6 +120,8 @@ class Operator:
             state = self._state(snapshot, now)
             schedule = self._decide(state)
             self._act(schedule, snapshot, now)
+            for write in self._notes.due(schedule, self._journal, snapshot, now):
+                self._try(now, write)
         except JournalError:
             raise
         except MeshwrightError as error:
@@ -207,11 +211,21 @@ class Operator:
             self._journal.set_launch(launch.name, status="ended", end_s=now)
             self._finish(launch.job, "done", now, "")
         elif entry.status == "failed":
-            stopped = launch.status == "stopping"
-            self._end(launch, now, saved=stopped)
-            # One that was only intended may not have been begun in full.
-            if launch.status == "launched":
-                self._failed(launch, now)
+            self._ended_early(launch, entry, now)
+
+    def _ended_early(self, launch: JournalLaunch, entry: Entry, now: float) -> None:
+        job = self._journal.job(launch.job)
+        assert job is not None
+        stopped = launch.status == "stopping"
+        # A job that goes on from a checkpoint is ended at a limit as by the loop.
+        limited = entry.timed_out and job.request.elastic and not stopped
+        self._end(launch, now, saved=stopped or limited)
+        if limited:
+            text = f"{launch.name} reached its time limit in the queue"
+            self._journal.event(now, "time limit", launch.job, text)
+        # One that was only intended may not have been begun in full.
+        elif launch.status == "launched":
+            self._failed(launch, now)
 
     def _failed(self, launch: JournalLaunch, now: float) -> None:
         job = self._journal.job(launch.job)

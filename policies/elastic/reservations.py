@@ -1,8 +1,7 @@
-"""Free devices over time, and plans of jobs in them: what admission control asks.
+"""Plans of jobs in the devices that are free: what admission control asks.
 
-A profile has breakpoints ``times`` and the devices that are ``free`` from each to the
-next, the last without end. The first breakpoint is now. Plans end at whole slots from
-now, as do their deadlines, so that jobs that end in one slot leave together.
+Plans end at whole slots from now, as do their deadlines, so that jobs that end in one
+slot leave together.
 """
 
 from __future__ import annotations
@@ -13,11 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.simulate.compiled import compiled, inner
+from policies.elastic.profile import (
+    Profile,
+    add_runs,
+    find,
+    merge,
+    merge_runs,
+    split,
+    without,
+)
 
 __all__ = [
     "Jobs",
     "Plans",
-    "Profile",
     "earliest_deadline_plans",
     "expand_shares",
     "minimum_shares",
@@ -40,43 +47,69 @@ def _aligned(now: float, time: float, slot: float) -> float:
 
 
 @inner
-def _split(times: Floats, free: Index, count: int, at: float) -> int:
-    """Make a breakpoint of a time, if it is none; return the number of breakpoints."""
-    where = count
-    while where > 0 and times[where - 1] >= at:
-        where -= 1
-    if where < count and times[where] == at:
-        return count
-    for index in range(count, where, -1):
-        times[index], free[index] = times[index - 1], free[index - 1]
-    times[where] = at
-    free[where] = free[where - 1]
-    return count + 1
+def _level(usable: Index, fits: Index, level: int, devices: int) -> int:
+    """Return the largest level up to one at which a job runs on some devices, or -1.
 
-
-@inner
-def _add(
-    times: Floats, free: Index, count: int, start: float, end: float, devices: int
-) -> int:
-    """Add devices from a time to another; return the number of breakpoints."""
-    if devices == 0 or end <= start:
-        return count
-    count = _split(times, free, count, start)
-    count = _split(times, free, count, end)
-    for index in range(count):
-        if start <= times[index] < end:
-            free[index] += devices
-    return count
-
-
-@inner
-def _level(degrees: Index, rates: Floats, levels: int, devices: int) -> int:
-    """Return the largest level at which a job runs on some devices; -1 if none."""
-    found = -1
-    for level in range(levels):
-        if degrees[level] <= devices and rates[level] > 0.0:
-            found = level
+    Args:
+        usable: Largest level up to each at which the job runs, from level -1 on.
+        fits: Largest level that each number of devices suffices for.
+    """
+    found: int = usable[min(level, fits[devices]) + 1]
     return found
+
+
+@inner
+def _fits(degrees: Index, capacity: int) -> Index:
+    """Return the largest level of each number of devices; -1 for none."""
+    found, level = np.empty(capacity + 1, np.int64), -1
+    for devices in range(capacity + 1):
+        while level + 1 < len(degrees) and degrees[level + 1] <= devices:
+            level += 1
+        found[devices] = level
+    return found
+
+
+@inner
+def _usable(rates: Floats) -> Index:
+    """Return the largest level up to each at which each job runs; -1 for none.
+
+    Shape [jobs, levels + 1], from level -1 on.
+    """
+    found = np.full((rates.shape[0], rates.shape[1] + 1), -1, np.int64)
+    for job in range(rates.shape[0]):
+        for level in range(rates.shape[1]):
+            runs = rates[job, level] > 0.0
+            found[job, level + 1] = level if runs else found[job, level]
+    return found
+
+
+@inner
+def _spans(
+    times: Floats,
+    free: Index,
+    start: int,
+    last: int,
+    due: float,
+    fits: Index,
+    levels: int,
+) -> Floats:
+    """Return for how long the free devices suffice for each level, from -1 on."""
+    found = np.zeros(levels + 1)
+    for index in range(start, last):
+        until = due if index == last - 1 else times[index + 1]
+        found[fits[free[index]] + 1] += until - times[index]
+    return found
+
+
+@inner
+def _most(spans: Floats, rates: Floats, usable: Index, level: int) -> float:
+    """Return the iterations of a job that has a level, or less, whenever it can."""
+    done = 0.0
+    for fit in range(len(spans)):
+        at = usable[min(level + 1, fit)]
+        if at >= 0:
+            done += spans[fit] * rates[at]
+    return done
 
 
 @inner
@@ -87,8 +120,9 @@ def _lowest(
     last: int,
     left: float,
     due: float,
-    degrees: Index,
+    fits: Index,
     rates: Floats,
+    usable: Index,
     levels: int,
 ) -> tuple[int, int]:
     """Find the lowest level that suffices, and the latest breakpoint to start it at.
@@ -96,20 +130,27 @@ def _lowest(
     Returns:
         The level and the breakpoint; -1 twice if no level suffices.
     """
-    fastest = 0.0
+    if last <= start:
+        return -1, -1
+    spans, fastest = np.zeros(0), 0.0
     for level in range(levels):
         fastest = max(fastest, rates[level])
-        if last <= start or fastest * (due - times[start]) < left * (1.0 - 1e-9):
+        most = fastest * (due - times[start])
+        if len(spans):
+            most = _most(spans, rates, usable, level)
+        if most < left * (1.0 - 1e-9):
             continue
         done = 0.0
         for index in range(last - 1, start - 1, -1):
-            at = _level(degrees, rates, level + 1, free[index])
+            at = _level(usable, fits, level, free[index])
             if at < 0:
                 continue
             until = due if index == last - 1 else times[index + 1]
             done += (until - times[index]) * rates[at]
             if done >= left:
                 return level, index
+        if not len(spans):
+            spans = _spans(times, free, start, last, due, fits, len(rates))
     return -1, -1
 
 
@@ -123,7 +164,9 @@ def _use(
     left: float,
     due: float,
     degrees: Index,
+    fits: Index,
     rates: Floats,
+    usable: Index,
     level: int,
     since: int,
     plan: Index,
@@ -138,7 +181,7 @@ def _use(
     """
     for index in range(start, count):
         most = level if index >= since else level - 1
-        at = _level(degrees, rates, most + 1, free[index])
+        at = _level(usable, fits, most, free[index])
         if at < 0:
             continue
         plan[index] = degrees[at]
@@ -159,15 +202,17 @@ def _share(
     times: Floats,
     free: Index,
     count: int,
+    last: int,
     left: float,
     due: float,
-    slot: float,
     degrees: Index,
+    fits: Index,
     rates: Floats,
+    usable: Index,
     levels: int,
     forced: int,
     plan: Index,
-) -> tuple[int, float, bool]:
+) -> tuple[float, bool]:
     """Plan the smallest share of devices with which a job meets its deadline.
 
     The job gets the lowest level with which it ends by the deadline, from as late as
@@ -175,17 +220,15 @@ def _share(
     and so too after its deadline.
 
     Args:
+        last: Breakpoint of the end of the slot in which the job is due; 0 if late. With
+            no more breakpoints than that, a job that does not end in time has no
+            end.
         forced: Level that it has until the first breakpoint; -1 for none.
         plan: Devices from each breakpoint on; written.
     Returns:
-        Number of breakpoints, the end, and whether it is by the deadline.
+        The end, and whether it is by the deadline.
     """
-    now, last, start = times[0], 0, 0
-    if due > now:
-        until = _aligned(now, due, slot)
-        count = _split(times, free, count, until)
-        while times[last] < until:
-            last += 1
+    now, start = times[0], 0
     plan[:count] = 0
     if forced >= 0:
         plan[0] = degrees[forced]
@@ -194,16 +237,23 @@ def _share(
             length = due - now
         if left <= length * rates[forced]:
             end = now + left / rates[forced]
-            return count, end, end <= due
+            return end, end <= due
         left -= length * rates[forced]
         start = 1
-    what = (left, due, degrees, rates)
-    level, since = _lowest(times, free, start, last, *what, levels)
+    runs = (fits, rates, usable)
+    level, since = _lowest(times, free, start, last, left, due, *runs, levels)
     met = level >= 0
     if not met:
         level, since = levels - 1, start
-    end = _use(times, free, count, start, last, *what, level, since, plan)
-    return count, end, met
+    what = (left, due, degrees, *runs, level, since, plan)
+    end = _use(times, free, count, start, last, *what)
+    return end, met
+
+
+@inner
+def _until(now: float, due: float, slot: float) -> float:
+    """Return the end of the slot in which a job is due; now if it is late."""
+    return _aligned(now, due, slot) if due > now else now
 
 
 @inner
@@ -225,34 +275,6 @@ def _keep(
             runs += 1
     starts[runs], devices[runs] = end, 0
     return runs + 1
-
-
-@inner
-def _add_runs(
-    times: Floats,
-    free: Index,
-    count: int,
-    starts: Floats,
-    devices: Index,
-    runs: int,
-    sign: int,
-) -> int:
-    for run in range(runs - 1):
-        count = _add(
-            times, free, count, starts[run], starts[run + 1], sign * devices[run]
-        )
-    return count
-
-
-@inner
-def _merge(times: Floats, free: Index, count: int) -> int:
-    """Drop the breakpoints at which nothing changes; return how many are left."""
-    kept = 1
-    for index in range(1, count):
-        if free[index] != free[kept - 1]:
-            times[kept], free[kept] = times[index], free[index]
-            kept += 1
-    return kept
 
 
 @inner
@@ -301,25 +323,19 @@ def minimum_shares(
     times[0], free[0] = now, capacity
     count, met = 1, True
     plan = np.zeros(len(times), np.int64)
+    fits, usable = _fits(degrees, capacity), _usable(rates)
     for job in range(len(left)):
-        count, end, ok = _share(
-            times,
-            free,
-            count,
-            left[job],
-            due[job],
-            slot,
-            degrees,
-            rates[job],
-            levels[job],
-            -1,
-            plan,
-        )
+        until = _until(now, due[job], slot)
+        count = split(times, free, count, until)
+        last = find(times, count, until)
+        need = (left[job], due[job], degrees, fits, rates[job], usable[job])
+        end, ok = _share(times, free, count, last, *need, levels[job], -1, plan)
         met = met and ok
         end = _aligned(now, end, slot)
         runs[job] = _keep(times, count, plan, end, starts[job], devices[job])
-        count = _add_runs(times, free, count, starts[job], devices[job], runs[job], -1)
-        count = _merge(times, free, count)
+        count = add_runs(times, free, count, starts[job], devices[job], runs[job], -1)
+        count = merge_runs(times, free, count, starts[job], runs[job])
+        count = merge(times, free, count, until)
     return count, met
 
 
@@ -341,6 +357,20 @@ class Jobs(NamedTuple):
     levels: Index
 
 
+class Reach(NamedTuple):
+    """Levels that numbers of devices suffice for, and at which jobs run.
+
+    Attributes:
+        fits: Largest level of each number of devices; -1 for none.
+            Shape [devices + 1].
+        usable: Largest level up to each at which a job runs, from level -1 on; -1 for
+            none. Shape [jobs, levels + 1].
+    """
+
+    fits: Index
+    usable: Index
+
+
 class Plans(NamedTuple):
     """Plans of jobs as runs of equal degree; the last run begins at the end.
 
@@ -355,22 +385,17 @@ class Plans(NamedTuple):
     runs: Index
 
 
-class Profile(NamedTuple):
-    """Breakpoints, and the devices that are free from each to the next."""
-
-    times: Floats
-    free: Index
-
-
 @inner
 def _trial(
     slot: float,
     jobs: Jobs,
+    reach: Reach,
     plans: Plans,
     job: int,
     forced: int,
     profile: Profile,
     count: int,
+    trial: Profile,
     plan: Index,
     starts: Floats,
     devices: Index,
@@ -378,19 +403,30 @@ def _trial(
     """Plan a job anew with a degree until the first breakpoint; return its runs.
 
     Args:
-        profile: The profile with the job's present plan; overwritten.
+        profile: The profile with the job's present plan.
         count: Number of its breakpoints.
+        trial: Room for a profile; written.
+        plan: Room for a plan; written.
         starts: Beginnings of the new plan's runs; written.
         devices: Devices in them; written.
     """
-    times, free = profile
+    now, due = profile.times[0], jobs.due[job]
+    times, free = trial
     held = (plans.starts[job], plans.devices[job], plans.runs[job])
-    count = _add_runs(times, free, count, *held, 1)
-    count = _merge(times, free, count)
-    need = (jobs.left[job], jobs.due[job], slot, jobs.degrees, jobs.rates[job])
-    count, end, _ = _share(times, free, count, *need, jobs.levels[job], forced, plan)
-    end = _aligned(times[0], end, slot)
-    return _keep(times, count, plan, end, starts, devices)
+    runs = (reach.fits, jobs.rates[job], reach.usable[job], jobs.levels[job])
+    need = (jobs.left[job], due, jobs.degrees, *runs, forced, plan)
+    until, end = _until(now, due, slot), np.inf
+    # Most jobs end in time, and need no look at what comes after.
+    size = without(profile, count, *held, until, trial)
+    if until > now:
+        end, _ = _share(times, free, size, size, *need)
+    if end == np.inf:
+        size = without(profile, count, *held, np.inf, trial)
+        size = split(times, free, size, until)
+        last = find(times, size, until)
+        end, _ = _share(times, free, size, last, *need)
+    end = _aligned(now, end, slot)
+    return _keep(times, size, plan, end, starts, devices)
 
 
 @inner
@@ -406,30 +442,76 @@ def _replace(
     """Give a job another plan; return the number of breakpoints of the profile."""
     times, free = profile
     held = (plans.starts[job], plans.devices[job], plans.runs[job])
-    count = _add_runs(times, free, count, *held, 1)
+    count = add_runs(times, free, count, *held, 1)
+    count = add_runs(times, free, count, starts, devices, runs, -1)
+    count = merge_runs(times, free, count, plans.starts[job], plans.runs[job])
+    count = merge_runs(times, free, count, starts, runs)
     plans.runs[job] = runs
     plans.starts[job, :runs] = starts[:runs]
     plans.devices[job, :runs] = devices[:runs]
-    count = _add_runs(times, free, count, starts, devices, runs, -1)
-    return _merge(times, free, count)
+    return count
 
 
 @inner
-def _next_level(jobs: Jobs, plans: Plans, job: int, now: float) -> int:
-    """Return the level above that which a job has now."""
-    starts, devices, _ = plans
-    held = devices[job, 0] if starts[job, 0] == now else 0
-    rates = jobs.rates[job]
-    level = _level(jobs.degrees, rates, jobs.levels[job], held) + 1
+def _next_level(jobs: Jobs, reach: Reach, job: int, held: int) -> int:
+    """Return the level above that of the devices that a job has now."""
+    rates, levels = jobs.rates[job], jobs.levels[job]
+    level: int = _level(reach.usable[job], reach.fits, levels - 1, held) + 1
     # A large model runs on no few devices.
-    while level < jobs.levels[job] and rates[level] == 0.0:
+    while level < levels and rates[level] == 0.0:
         level += 1
     return level
 
 
+@inner
+def _look(
+    jobs: Jobs,
+    reach: Reach,
+    plans: Plans,
+    job: int,
+    now: float,
+    capacity: int,
+    held: Index,
+    above: Index,
+    more: Index,
+) -> None:
+    """Write the devices of a job now, its next level, and the devices that it adds."""
+    held[job] = plans.devices[job, 0] if plans.starts[job, 0] == now else 0
+    above[job] = _next_level(jobs, reach, job, held[job])
+    if above[job] < jobs.levels[job]:
+        more[job] = jobs.degrees[above[job]] - held[job]
+    else:
+        more[job] = capacity + 1
+
+
+@inner
+def _has_room(count: int, runs: Index, longest: int, size: int) -> bool:
+    """Return True if arrays have room for a plan; ``longest`` is at least the most."""
+    if count + 8 + longest < size:
+        return True
+    found: bool = count + 8 + runs.max() < size
+    return found
+
+
+@inner
+def _cheapest(gain: Floats, more: Index, free: int) -> int:
+    """Return the job of least gain whose next level free devices suffice for, or -1."""
+    best = -1
+    for job in range(len(gain)):
+        if more[job] <= free and (best < 0 or gain[job] < gain[best]):
+            best = job
+    return best
+
+
 @compiled
 def expand_shares(
-    slot: float, jobs: Jobs, plans: Plans, profile: Profile, count: int, sign: float
+    slot: float,
+    capacity: int,
+    jobs: Jobs,
+    plans: Plans,
+    profile: Profile,
+    count: int,
+    sign: float,
 ) -> None:
     """Give the devices that are free now, one level at a time, by diminishing returns.
 
@@ -439,6 +521,7 @@ def expand_shares(
 
     Args:
         slot: Length of a slot; 0 for none.
+        capacity: Devices.
         jobs: The jobs.
         plans: Their plans, of :func:`minimum_shares`; changed.
         profile: The free devices; changed.
@@ -450,36 +533,35 @@ def expand_shares(
     plan = np.zeros(len(times), np.int64)
     trial = Profile(times.copy(), free.copy())
     new_starts, new_devices = starts[0].copy(), devices[0].copy()
+    reach = Reach(_fits(jobs.degrees, capacity), _usable(jobs.rates))
+    # Devices that each job has now, its next level, and the devices that it adds.
+    held, above = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
+    more = np.zeros(len(runs), np.int64)
+    for job in range(len(runs)):
+        _look(jobs, reach, plans, job, times[0], capacity, held, above, more)
     # Device-seconds that a job's next level costs each, and whether that is of now.
     gain, fresh = np.full(len(runs), -np.inf), np.zeros(len(runs), np.bool_)
     lazy = len(runs) > _JOBS or len(runs) * free[0] > _EXACT
     # A plan adds few breakpoints; those that the arrays have no room for, none.
-    while free[0] > 0 and count + 8 + runs.max() < len(times):
-        best, best_level = -1, -1
-        for job in range(len(runs)):
-            if best >= 0 and gain[job] >= gain[best]:
-                continue
-            level = _next_level(jobs, plans, job, times[0])
-            if level < jobs.levels[job]:
-                held = devices[job, 0] if starts[job, 0] == times[0] else 0
-                if jobs.degrees[level] - held <= free[0]:
-                    best, best_level = job, level
+    longest = runs.max()
+    while free[0] > 0 and _has_room(count, runs, longest, len(times)):
+        best = _cheapest(gain, more, free[0])
         if best < 0:
             break
-        trial.times[:count], trial.free[:count] = times[:count], free[:count]
-        what = (trial, count, plan, new_starts, new_devices)
-        new = _trial(slot, jobs, plans, best, best_level, *what)
-        held = devices[best, 0] if starts[best, 0] == times[0] else 0
-        if held > 0 and not fresh[best]:
+        what = (profile, count, trial, plan, new_starts, new_devices)
+        new = _trial(slot, jobs, reach, plans, best, above[best], *what)
+        if held[best] > 0 and not fresh[best]:
             grown = _device_s(new_starts, new_devices, new)
             grown -= _device_s(starts[best], devices[best], runs[best])
-            gain[best] = sign * grown / (jobs.degrees[best_level] - held)
+            gain[best] = sign * grown / more[best]
             if lazy and count > 1:
                 # A job is tried with a level until the first breakpoint.
                 gain[best] /= times[1] - times[0]
             fresh[best] = True
             continue
         count = _replace(plans, best, new, new_starts, new_devices, profile, count)
+        longest = max(longest, new)
+        _look(jobs, reach, plans, best, times[0], capacity, held, above, more)
         fresh[:] = False
         gain[best] = -np.inf
         if not lazy:
@@ -512,10 +594,11 @@ def earliest_deadline_plans(
     times[0], free[0] = now, capacity
     count, met = 1, True
     plan = np.zeros(len(times), np.int64)
+    fits, usable = _fits(degrees, capacity), _usable(rates)
     for job in range(len(left)):
         rest, end = left[job], np.inf
         for index in range(count):
-            at = _level(degrees, rates[job], levels[job], free[index])
+            at = _level(usable[job], fits, levels[job] - 1, free[index])
             plan[index] = 0 if at < 0 else degrees[at]
             if at < 0:
                 continue
@@ -527,7 +610,7 @@ def earliest_deadline_plans(
         given[job] = plan[0]
         met = met and end <= due[job]
         end = _aligned(now, end, slot)
-        count = _split(times, free, count, end)
+        count = split(times, free, count, end)
         for index in range(count):
             if times[index] < end:
                 free[index] -= plan[index]

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from envs.elastic.session import Allocation, ElasticSession, Fate
 from planner.errors import StrategyError
+from policies.elastic.profile import Profile
 from policies.elastic.reservations import (
     Jobs,
     Plans,
-    Profile,
     earliest_deadline_plans,
     expand_shares,
     minimum_shares,
@@ -193,7 +193,7 @@ class _Reservations:
         self, session: ElasticSession, jobs: Index, capacity: int, levels: Levels
     ) -> None:
         trace = session.config.trace
-        self._session = session
+        self._session, self._capacity = session, capacity
         self._jobs = jobs[np.argsort(trace.deadline_s[jobs], kind="stable")]
         model = trace.model[self._jobs]
         size, number = 6 * len(jobs) + 64, len(jobs)
@@ -225,6 +225,7 @@ class _Reservations:
             what = self._what
             expand_shares(
                 self._session.config.slot_s,
+                self._capacity,
                 Jobs(*what[:5]),
                 Plans(*what[5:8]),
                 Profile(*what[8:]),

@@ -67,6 +67,7 @@ def _squeue(jobs: list[dict]) -> dict:
                 "job_id": job["id"],
                 "name": job["name"],
                 "job_state": [job["state"]],
+                "comment": job.get("comment", ""),
                 "nodes": ",".join(job["nodes"]) if job["state"] == "RUNNING" else "",
                 "gres_detail": [f"gpu:a100:{job['gpus']}(IDX:0)"] * len(job["nodes"])
                 if job["state"] == "RUNNING"
@@ -105,11 +106,18 @@ def _sbatch(jobs: list[dict], words: list[str]) -> int:
             "name": options["job-name"],
             "nodes": options["nodelist"].split(","),
             "gpus": int(gpus),
+            "comment": options["comment"],
             "state": "PENDING",
             "start": 0,
         }
     )
     return number
+
+
+def _scontrol(jobs: list[dict], words: list[str]) -> None:
+    what, job, comment = (word.partition("=")[::2] for word in words)
+    assert (what[0], job[0], comment[0]) == ("update", "JobId", "Comment")
+    jobs[int(job[1]) - 1]["comment"] = comment[1]
 
 
 def _scancel(jobs: list[dict], number: int) -> None:
@@ -140,6 +148,8 @@ def main(command: str, words: list[str]) -> int:
             said = f"{_sbatch(jobs, words)}\n"
         elif command == "scancel":
             _scancel(jobs, int(words[0]))
+        elif command == "scontrol":
+            _scontrol(jobs, words)
         _update(jobs)
         if command == "squeue":
             said = json.dumps(_squeue(jobs))

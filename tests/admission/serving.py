@@ -30,7 +30,7 @@ class Serving:
         self.log = folder / "log"
         (folder / "bin").mkdir()
         self.queue.mkdir()
-        for name in ("sinfo", "squeue", "sbatch", "scancel"):
+        for name in ("sinfo", "squeue", "sbatch", "scancel", "scontrol"):
             path = folder / "bin" / name
             path.write_text(f'#!/bin/sh\nexec {sys.executable} -I {FAKE} {name} "$@"\n')
             path.chmod(0o755)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from planner.admission.journal import Journal
@@ -22,12 +23,14 @@ class SimulatedQueue:
         entries: All entries.
         down: Host to devices that do not work.
         shown: Whether the queue tells of its entries; False for nonsense.
+        limit_s: Time after which launches are ended, or None.
     """
 
     name = "slurm"
 
     def __init__(self) -> None:
         self.now, self.entries, self.down, self.shown = 0.0, {}, {}, True
+        self.limit_s: float | None = None
         self.ends: dict[str, float] = {}
         self.operator: Operator
         self.journal: Journal
@@ -35,7 +38,12 @@ class SimulatedQueue:
     def read(self) -> Snapshot:
         """Return hosts and entries, and end what has done its work."""
         for name, end in self.ends.items():
-            if self.entries[name].status == "running" and end <= self.now:
+            if self.entries[name].status != "running":
+                continue
+            until = self.entries[name].until_s
+            if until is not None and until <= min(end, self.now):
+                self._set(name, "failed", timed_out=True)
+            elif end <= self.now:
                 self._set(name, "done")
         hosts = tuple(
             StateHost(
@@ -59,6 +67,8 @@ class SimulatedQueue:
             status="running",
             devices=launch.devices,
             start_s=self.now,
+            until_s=None if self.limit_s is None else self.now + self.limit_s,
+            note="meshwright",
         )
         self.ends[launch.name] = self.now + kept.stall_s + job.left / kept.rate
         return launch.name
@@ -71,9 +81,20 @@ class SimulatedQueue:
     def revoke(self, launch: str) -> None:
         """Nothing arrives late here."""
 
-    def _set(self, name: str, status: str) -> None:
+    def write_note(self, entry: str, text: str) -> None:
+        """Replace a note."""
+        self.entries[entry] = replace(self.entries[entry], note=text)
+
+    def extend(self, entry: Entry, until_s: float) -> None:
+        """Raise a time limit."""
+        assert until_s > entry.until_s
+        self.entries[entry.id] = replace(self.entries[entry.id], until_s=until_s)
+
+    def _set(self, name: str, status: str, *, timed_out: bool = False) -> None:
         entry = self.entries[name]
-        self.entries[name] = Entry(id=name, name=name, status=status)
+        self.entries[name] = Entry(
+            id=name, name=name, status=status, timed_out=timed_out
+        )
         assert entry.devices
 
 

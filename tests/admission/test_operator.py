@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from planner.admission.journal import Journal, JournalError
+from planner.admission.notes import kept_until, launch_note
 from planner.admission.operator import Operator, OperatorSettings, progress
 from planner.cli.main import main
 from planner.report.queue import read_queue_report
+from planner.schema.admission import Reservation, ReservedSegment
 from tests.admission.simulated import PRICE, SimulatedQueue, simulate
 from tests.admission.small import request, table
 
@@ -95,6 +99,78 @@ def test_what_a_queue_forgets_is_launched_anew_and_ended_if_it_comes_back(
         queue.now += 1.0
         operator.tick()
     assert list(queue.entries) == ["mw-a-2"]
+    journal.close()
+
+
+def _minute(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s).isoformat(timespec="minutes")
+
+
+def test_a_launch_shows_its_promise(tmp_path: Path) -> None:
+    queue, journal, operator = _loop(tmp_path)
+    journal.submit(request("a", 600, 420.0, command=("train",)), 0.0)
+    operator.tick()
+    operator.tick()
+    assert queue.entries["mw-a-1"].note == f"meshwright: promised by {_minute(420)}"
+    journal.set_job("a", broken="devices are down")
+    # A note is written once a minute at most.
+    for now, said in ((30.0, f"promised by {_minute(420)}"), (61.0, "broken")):
+        queue.now = now
+        operator.tick()
+        assert queue.entries["mw-a-1"].note.endswith(said)
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("later", "said", "kept"),
+    [
+        ([], "", 600.0),
+        ([(600.0, 4)], "", 900.0),
+        ([(600.0, 2)], f"; 2 gpu from {_minute(600)}", 600.0),
+        ([(700.0, 4)], f"; paused from {_minute(600)}", 600.0),
+    ],
+)
+def test_a_launch_shows_what_changes_next(
+    tmp_path: Path, later: list[tuple[float, int]], said: str, kept: float
+) -> None:
+    journal = Journal(tmp_path, "slurm")
+    journal.submit(request("a", 600, None), 0.0)
+    segments = tuple(
+        ReservedSegment(
+            start_s=start_s,
+            end_s=start_s + 300.0 if start_s else 600.0,
+            device="gpu",
+            degree=degree,
+            devices={"h0": degree},
+            stall_s=0.0,
+            iterations_per_s=1.0,
+        )
+        for start_s, degree in [(0.0, 4), *later]
+    )
+    given = Reservation(job="a", segments=segments, finish_s=segments[-1].end_s)
+    note = launch_note(journal.job("a"), given, 60.0)
+    journal.close()
+    assert note == f"meshwright: no promise{said}"
+    assert kept_until(given, 60.0) == kept
+    assert kept_until(given, 9e9) is None
+
+
+def test_a_time_limit_is_raised_or_ends_a_launch_without_blame(tmp_path: Path) -> None:
+    queue, journal, operator = _loop(tmp_path)
+    queue.limit_s = 50.0
+    journal.submit(request("a", 900, 900.0, command=("train",)), 0.0)
+    operator.tick()
+    operator.tick()
+    entry = queue.entries["mw-a-1"]
+    end = journal.reservations()[0].finish_s
+    assert entry.until_s == pytest.approx(2 * end + 10.0)
+    queue.entries["mw-a-1"] = replace(entry, until_s=50.0)
+    left = journal.job("a").left
+    queue.now = 51.0
+    operator.tick()
+    job = journal.job("a")
+    assert (job.failures, job.launches) == (0, 2)
+    assert job.left < left
     journal.close()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,10 @@ from planner.admission.queues.base import (
 from planner.admission.queues.kueue import jobset_manifest, read_kueue, stop_command
 from planner.admission.queues.ray_cluster import read_ray
 from planner.admission.queues.slurm import (
+    SlurmQueue,
     expand_hosts,
     launch_command,
     read_slurm,
-    update_command,
 )
 
 DATA = Path(__file__).parent / "data"
@@ -110,14 +112,43 @@ def test_sbatch_gets_hosts_and_a_script_that_runs_once(tmp_path: Path) -> None:
     assert ran.read_text() == "once\n"
 
 
-def test_a_job_that_waits_is_moved() -> None:
-    waits = Entry(id="9", name="mw-job-2", status="pending")
-    assert update_command(waits, TWO).words == (
-        *("scontrol", "update", "JobId=9", "NumNodes=2", "ReqNodeList=h0,h1"),
+def _scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a scontrol on PATH that answers as SLURM did."""
+    cases = "".join(
+        f"{shlex.quote(words)}) echo {shlex.quote(said)} >&2; exit {code};;\n"
+        for words, (code, said) in _load("slurm-22.05-scontrol.json").items()
     )
-    runs = Entry(id="9", name="mw-job-2", status="running")
-    with pytest.raises(QueueError, match="moves jobs that wait"):
-        update_command(runs, TWO)
+    path = folder / "scontrol"
+    path.write_text(f'#!/bin/sh\ncase "$*" in\n{cases}*) exit 99;;\nesac\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_scontrol_writes_notes_and_time_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _scontrol(tmp_path, monkeypatch)
+    queue = SlurmQueue(claims=str(tmp_path / "claims"))
+    note = "meshwright: promised by 2026-11-28T03:00"
+    queue.write_note("3", note)
+    # The job of that number has ended, and one is no longer known.
+    queue.write_note("3", "meshwright: late")
+    queue.write_note("9999", "meshwright: gone")
+    with pytest.raises(QueueError, match="the DB index is being set"):
+        queue.write_note("1", note)
+    runs = Entry(id="3", name="mw-c-1", status="running", start_s=600.0)
+    queue.extend(runs, 600.0 + 49.5 * 60)
+    with pytest.raises(QueueError, match=r"give --sbatch time=90, .*permission denied"):
+        queue.extend(runs, 600.0 + 90 * 60)
+
+
+def test_notes_of_slurm_are_those_that_launches_were_given() -> None:
+    nodes, jobs = _slurm("22.05")
+    ours, theirs = read_slurm(nodes, jobs).entries
+    assert (ours.note, ours.timed_out, theirs.note) == ("meshwright", False, None)
+    jobs["jobs"][0] |= {"comment": "for the paper", "job_state": "TIMEOUT"}
+    ours = read_slurm(nodes, jobs).entries[0]
+    assert (ours.status, ours.note, ours.timed_out) == ("failed", None, True)
 
 
 def _kueue() -> tuple[Any, ...]:

@@ -85,6 +85,7 @@ def test_an_elastic_job_gives_way_and_comes_back(serving: Serving) -> None:
     wide["command"] = ["sleep", "60"]
     serving.call("POST", "/jobs", wide)
     wait_for(lambda: [job["state"] for job in serving.jobs("wide")] == ["RUNNING"])
+    wait_for(lambda: serving.jobs("wide")[0]["comment"] == "meshwright: no promise")
     # Both at once, as neither can wait for the other: the wide one has to go.
     for name in ("x", "y"):
         job = serving.job(name, 8.0, deadline_s=time.time() + 19, min_degree=2)

@@ -1,4 +1,4 @@
-"""Queues as admission control sees them: hosts, entries, and four verbs."""
+"""Queues as admission control sees them: hosts, entries, and what it asks of them."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ class Entry:
         devices: Host to the number of devices that it holds.
         start_s: Time at which it began to run, or None.
         until_s: Time at which the queue ends it at the latest, or None.
+        timed_out: True if the queue ended it at its time limit.
+        note: Text that the queue shows for it and that the loop may replace, or None.
     """
 
     id: str
@@ -57,6 +59,8 @@ class Entry:
     devices: Mapping[str, int] = field(default_factory=dict)
     start_s: float | None = None
     until_s: float | None = None
+    timed_out: bool = False
+    note: str | None = None
 
     @property
     def ours(self) -> bool:
@@ -148,6 +152,28 @@ class Queue(Protocol):
         """See to it that a launch which the queue does not know never runs.
 
         Queues whose names are used once need nothing for it.
+        """
+
+    def write_note(self, entry: str, text: str) -> None:
+        """Replace the note of an entry; nothing if it has ended.
+
+        Called only for entries that have a note.
+
+        Raises:
+            QueueError: If the queue refuses or does not answer.
+        """
+
+    def extend(self, entry: Entry, until_s: float) -> None:
+        """Let a running entry run until a time at least; nothing if it has ended.
+
+        Called only for entries that the queue would end before.
+
+        Args:
+            entry: The entry.
+            until_s: The time.
+
+        Raises:
+            QueueError: If the queue refuses or does not answer.
         """
 
 

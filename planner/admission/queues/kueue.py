@@ -101,6 +101,12 @@ class KueueQueue:
     def revoke(self, launch: str) -> None:
         """Do nothing: a command either was answered or did not arrive."""
 
+    def write_note(self, entry: str, text: str) -> None:
+        """Do nothing: JobSets of the loop have no note."""
+
+    def extend(self, entry: Entry, until_s: float) -> None:
+        """Do nothing: the loop launches without a time limit."""
+
     def _list(self, kind: str, *more: str) -> Any:
         words = ("kubectl", "get", kind, *more, "--output=json")
         return as_json(answer(Command(words=words)), f"kubectl get {kind}")

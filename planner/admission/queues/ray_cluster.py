@@ -106,6 +106,12 @@ class RayQueue:
     def revoke(self, launch: str) -> None:
         """Do nothing: a command either was answered or did not arrive."""
 
+    def write_note(self, entry: str, text: str) -> None:
+        """Do nothing: placement groups have no note."""
+
+    def extend(self, entry: Entry, until_s: float) -> None:
+        """Do nothing: the loop launches without a time limit."""
+
     def _connected(self) -> Any:
         try:
             import ray

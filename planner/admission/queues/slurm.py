@@ -1,10 +1,17 @@
-"""SLURM as a queue: ``sinfo`` and ``squeue`` as JSON, ``sbatch`` and ``scancel``.
+"""SLURM as a queue: ``sinfo``, ``squeue``, ``sbatch``, ``scancel`` and ``scontrol``.
+
+A job that changes its devices is cancelled and submitted anew. ``scontrol update`` only
+takes whole nodes from a running job, never gives any, and never changes the script,
+which has the number of devices and the plan; and a requeued job waits for two minutes
+and loses its log. What ``scontrol update`` writes is the promise, as the comment of the
+job, and a longer time limit.
 
 Seen with SLURM 22.05 and with records of 23.02 and 24.11, whose JSON differs.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,6 +71,10 @@ _STATUS: Mapping[str, Status] = {
         "failed",
     ),
 }
+#: Answers about jobs that have ended.
+_ENDED = ("Invalid job id", "already finished", "already completing or completed")
+#: Comments of launches begin so; other comments were given with ``--sbatch comment=``.
+_NOTE = "meshwright"
 #: The first that a job has decides: one that completes still holds its devices.
 _ORDER = ("COMPLETING", "STAGE_OUT")
 
@@ -108,11 +119,24 @@ class SlurmQueue:
 
     def stop(self, entry: str) -> None:
         """Cancel a job: SIGTERM, and SIGKILL after KillWait of slurm.conf."""
+        _unless_ended(Command(words=("scancel", entry)))
+
+    def write_note(self, entry: str, text: str) -> None:
+        """Write the comment of a job."""
+        _unless_ended(update_command(entry, "Comment", text))
+
+    def extend(self, entry: Entry, until_s: float) -> None:
+        """Raise the time limit of a job, which takes an operator of SLURM."""
+        assert entry.start_s is not None
+        minutes = math.ceil((until_s - entry.start_s) / 60.0)
         try:
-            answer(Command(words=("scancel", entry)))
+            _unless_ended(update_command(entry.id, "TimeLimit", str(minutes)))
         except QueueError as error:
-            if "Invalid job id" not in str(error):
-                raise
+            raise QueueError(
+                f"job {entry.id} has to run for {minutes} minutes and SLURM ends it "
+                f"before; give --sbatch time={minutes}, or serve as a user that may "
+                f"raise time limits: {error}"
+            ) from error
 
     def revoke(self, launch: str) -> None:
         """Make the folder by which the launch would claim to run."""
@@ -220,6 +244,7 @@ def _entry(job: Any) -> Entry:
     running = status == "running"
     # Without a limit, SLURM writes an end in a year.
     until = start + 60.0 * limit if start is not None and limit else None
+    comment = str(job.get("comment") or "")
     return Entry(
         id=number,
         name=str(job.get("name") or ""),
@@ -227,6 +252,8 @@ def _entry(job: Any) -> Entry:
         devices=_devices(job, number) if running else {},
         start_s=start if running else None,
         until_s=until if running else None,
+        timed_out="TIMEOUT" in states,
+        note=comment if comment.startswith(_NOTE) else None,
     )
 
 
@@ -292,7 +319,7 @@ def launch_command(
         "sbatch",
         "--parsable",
         f"--job-name={launch.name}",
-        "--comment=meshwright",
+        f"--comment={_NOTE}",
         "--no-requeue",
         f"--nodes={len(launch.devices)}",
         f"--nodelist={','.join(launch.devices)}",
@@ -318,25 +345,15 @@ def _script(launch: Launch, claims: str) -> str:
     )
 
 
-def update_command(entry: Entry, launch: Launch) -> Command:
-    """Return the scontrol command that moves a job which has not started.
+def update_command(entry: str, field: str, value: str) -> Command:
+    """Return the scontrol command that changes a field of a job."""
+    return Command(words=("scontrol", "update", f"JobId={entry}", f"{field}={value}"))
 
-    Args:
-        entry: The job.
-        launch: Launch with its new hosts, of as many devices each as before.
 
-    Raises:
-        QueueError: If it runs, as SLURM moves no running job.
-    """
-    if entry.status != "pending":
-        raise QueueError(
-            f"job {entry.id} is {entry.status}; stop it and launch it anew, SLURM "
-            f"moves jobs that wait"
-        )
-    return Command(
-        words=(
-            *("scontrol", "update", f"JobId={entry.id}"),
-            f"NumNodes={len(launch.devices)}",
-            f"ReqNodeList={','.join(launch.devices)}",
-        )
-    )
+def _unless_ended(command: Command) -> None:
+    """Run a command on a job that may have ended by now."""
+    try:
+        answer(command)
+    except QueueError as error:
+        if not any(text in str(error) for text in _ENDED):
+            raise
