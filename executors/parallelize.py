@@ -135,9 +135,7 @@ def parallelize(
     """
     if strategy.compile:
         require_compiler(place.device)
-    # Other modules take the place of linear layers, with the same parameters.
-    if strategy.precision.compute == "float8":
-        _multiply_in_float8(model, strategy, place, units)
+    _multiply_in_float8(model, strategy, place, units)
     dtype = _torch_dtype(strategy.precision.parameter)
     lies = strategy.offload.states == "parameters"
     values = Shards(model, recording, place.device, dtype, elsewhere, on_host=lies)
@@ -147,21 +145,18 @@ def parallelize(
         split = _split_tensors(
             model, strategy, place, units, input_sharded, output_sharded
         )
-
-        if strategy.synchronisation.splits:
-            copies, index = place.size("replicate"), place.index("replicate")
-            chains = strategy.synchronisation.chains
-            narrow_layers(model, strategy.sharding, copies, index, chains=chains)
+        _split_over_copies(model, strategy, place)
 
         # 2. Experts move apart, and tokens to them.
         experts = _split_experts(model, strategy, place, split)
     values.to_meta()
+
+    # 3. Statistics of a batch, attention over sequences, convolutions over samples that
+    # ranks share.
     if strategy.semantics == "exact":
         synchronise_batch_norms(model, place)
     elif strategy.spatial:
         synchronise_batch_norms(model, place, ("cp",))
-
-    # 3. Attention over sequences that ranks share, convolutions over samples.
     if strategy.spatial:
         _split_samples(model, strategy, place, units, spatial_inputs)
     else:
@@ -172,32 +167,22 @@ def parallelize(
     head = _chunk_loss(model, strategy, place, units)
     again = [unit for unit in units if head is None or unit != head.name]
     casts = casts_of_weights(model, strategy, place, units, recompute)
-    # Units that are computed again cast their weights again.
-    inner = casts if recompute != "none" else None
-    _compile_and_recompute(model, again, strategy.compile, recompute, inner)
+    _compile_and_recompute(model, again, strategy, recompute, casts)
     if strategy.offload.activations:
         offload_activations(model, again, place.device)
-    if inner is None and casts is not None:
+    if casts is not None and recompute == "none":
         casts.apply()
 
     # 5. Data parallelism: experts first, then units, then what is left.
-    module = make_data_parallel(
-        model,
-        strategy,
-        place,
-        units,
-        experts,
-        values.materialize,
-        cast=casts is not None,
-    )
+    cast, fill = casts is not None, values.materialize
+    module = make_data_parallel(model, strategy, place, units, experts, fill, cast=cast)
     values.materialize()
+    partial = (one for one in split if not any(inside(one, fqn) for fqn in experts))
     return ParallelPart(
         module=module,
         inner=model,
         units=tuple(units),
-        partial=frozenset(
-            name for name in split if not any(inside(name, fqn) for fqn in experts)
-        ),
+        partial=frozenset(partial),
         zero_stage=strategy.zero_stage,
         head=head,
         sums=sum_shards(model, strategy, place),
@@ -228,10 +213,25 @@ def _split_tensors(
     )
 
 
+def _split_over_copies(
+    model: nn.Module, strategy: Strategy, place: ProcessMesh
+) -> None:
+    """Leave a copy its part of the layers, where copies divide them."""
+    if strategy.synchronisation.splits:
+        copies, index = place.size("replicate"), place.index("replicate")
+        chains = strategy.synchronisation.chains
+        narrow_layers(model, strategy.sharding, copies, index, chains=chains)
+
+
 def _multiply_in_float8(
     model: nn.Module, strategy: Strategy, place: ProcessMesh, units: Sequence[str]
 ) -> None:
-    """Convert linear layers; a stage may have none, a whole model must."""
+    """Convert linear layers for float8; a stage may have none, a whole model must.
+
+    Other modules take their place, with the same parameters.
+    """
+    if strategy.precision.compute != "float8":
+        return
     last = strategy.stages[-1].modules[-1]
     found = multiply_in_float8(model, units, last, place.device)
     if not found and place.size("pp") == 1:
@@ -303,20 +303,21 @@ def _split_samples(
 def _compile_and_recompute(
     model: nn.Module,
     units: Sequence[str],
-    compiles: bool,
+    strategy: Strategy,
     recompute: Recompute,
     casts: WeightCasts | None,
 ) -> None:
     """Compile blocks, inside of full recomputation and outside of selective.
 
-    Weights are cast, if that is to be done again in backward, between the two.
+    Units that are computed again cast their weights again: between the two.
 
     Code of a block runs again as a whole; which of its ops are kept is for the compiler
     to decide.
     """
+    compiles = strategy.compile
     if compiles and recompute != "selective":
         compile_blocks(model, units)
-    if casts is not None:
+    if casts is not None and recompute != "none":
         casts.apply()
     outside = compiles and recompute == "selective"
     apply_recompute(model, units, recompute, compiled=outside)

@@ -22,6 +22,7 @@ from planner.schema import (
     Provenance,
     Recompute,
     StageMemory,
+    Strategy,
     Workload,
 )
 from planner.schema.base import fingerprint_parameters
@@ -284,6 +285,45 @@ def _contender(result: SearchResult, objective: Objective) -> Contender:
     )
 
 
+def _asked(request: Request) -> dict[str, Any]:
+    """Fields of a provenance: what was asked, and what it was priced by."""
+    context = request.context
+    return {
+        "target": request.target,
+        "objective": request.objective,
+        "seed": request.seed,
+        "evaluation_budget": request.evaluation_budget,
+        "time_budget_s": request.time_budget_s,
+        "memory_fraction": context.memory_fraction,
+        "risk": None if context.risk is None else context.risk.quantile,
+        "recipe": context.recipe.name,
+        "assumptions": context.graph.assumptions,
+        "calibration": (
+            None if context.calibration is None else context.calibration.name
+        ),
+    }
+
+
+def _not_runnable(
+    request: Request, strategy: Strategy, reference: ModelReference
+) -> tuple[str, ...]:
+    """List what the executors cannot run on the devices that a strategy uses."""
+    cluster = request.context.cluster
+    used = {int(cluster.type_index[device]) for device in strategy.device_ids()}
+    gloo = any(cluster.device_types[kind].backend == "gloo" for kind in used)
+    return executor_violations(
+        strategy,
+        tied=reference.tied,
+        backend="gloo" if gloo else "nccl",
+        attention=reference.attention,
+        whole_stream=reference.whole_stream,
+        mixing=reference.mixing,
+        batch_norm_values=reference.batch_norm_values,
+        spatial_sizes=reference.spatial_sizes,
+        experts=reference.experts,
+    )
+
+
 def make_plan(
     request: Request,
     *,
@@ -307,56 +347,30 @@ def make_plan(
         timing_s: Wall times, outside the canonical bytes.
         regimes: Ways of training that were considered beside this one.
     """
-    graph, cluster = request.context.graph, request.context.cluster
-    risk = request.context.risk
+    graph = request.context.graph
     reference = model_reference(graph)
-    strategy = candidate.strategy
-    used = {int(cluster.type_index[device]) for device in strategy.device_ids()}
-    gloo = any(cluster.device_types[kind].backend == "gloo" for kind in used)
-    evaluations = {
-        kind: sum(result.evaluations.get(kind, 0) for result in results)
-        for kind in ("analytic", "simulated")
-    }
     return Plan(
         model=reference,
-        cluster=cluster.reference(),
+        cluster=request.context.cluster.reference(),
         workload=workload(graph, request.global_batch),
-        strategy=strategy,
+        strategy=candidate.strategy,
         prediction=_prediction(request, candidate),
         provenance=Provenance(
+            **_asked(request),
             meshwright_version=version,
             partitioner=winner.partitioner,
-            target=request.target,
-            objective=request.objective,
-            seed=request.seed,
-            evaluation_budget=request.evaluation_budget,
-            time_budget_s=request.time_budget_s,
             contenders=tuple(_contender(one, request.objective) for one in results),
-            evaluations=evaluations,
-            memory_fraction=request.context.memory_fraction,
-            risk=risk.quantile if risk is not None else None,
-            recipe=request.context.recipe.name,
+            evaluations={
+                kind: sum(result.evaluations.get(kind, 0) for result in results)
+                for kind in ("analytic", "simulated")
+            },
             pinned=dict(pinned),
             alternatives=runners_up(request, results, candidate),
             regimes=regimes,
-            assumptions=graph.assumptions,
             bound_by=_bound_by(request, candidate),
             checkpoint=winner.checkpoint,
-            calibration=None
-            if request.context.calibration is None
-            else request.context.calibration.name,
             kernels=_assumed_kernels(request, candidate),
         ),
-        not_runnable=executor_violations(
-            strategy,
-            tied=reference.tied,
-            backend="gloo" if gloo else "nccl",
-            attention=reference.attention,
-            whole_stream=reference.whole_stream,
-            mixing=reference.mixing,
-            batch_norm_values=reference.batch_norm_values,
-            spatial_sizes=reference.spatial_sizes,
-            experts=reference.experts,
-        ),
+        not_runnable=_not_runnable(request, candidate.strategy, reference),
         timing_s=dict(timing_s),
     )

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -393,22 +393,65 @@ def targets(
     Raises:
         FingerprintError: If the checkpoint lacks a parameter.
     """
-    found: dict[str, torch.Tensor] = {}
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    reading = _Reading(saved, _own_prefix(trainer) if same_mesh else "")
+    _read_parameters(reading, trainer, inventory)
+    kept = list(_kept_by_replicas(trainer, inventory))
+    complete = all(name in saved for name, *_ in kept)
+    for name, read, live in kept if complete else ():
+        reading.add(name, read)
+        reading.copies.append((live, read))
+    for name, buffer in _buffers(trainer, inventory):
+        # Constants of a graph: a plan's stages need not hold them all.
+        if f"model.{name}" in saved:
+            reading.add(f"model.{name}", buffer)
+    found = reading.found
+    generators = _generators(trainer) if same_mesh else {}
+    found |= {name: state for name, state in generators.items() if name in saved}
+    codecs = _kept_by_codecs(trainer) if same_mesh else {}
+    shapes = {name: tuple(kept.shape) for name, kept in codecs.items()}
+    if all(name in saved and saved[name].shape == shapes[name] for name in codecs):
+        found |= codecs
+    found |= {n: state for n, state in _scaler(trainer).items() if n in saved}
+    return Targets(tensors=found, copies=tuple(reading.copies), complete=complete)
 
-    def add(name: str, tensor: torch.Tensor) -> None:
-        if name in found:
-            copies.append((tensor, found[name]))
+
+@dataclass(slots=True)
+class _Reading:
+    """Targets while they are gathered.
+
+    Attributes:
+        saved: What the checkpoint holds.
+        own: Prefix of what this rank's copy has of its own there; empty if it has none.
+        found: Tensors to be filled, by name.
+        copies: Pairs of another tensor of this rank and the one that it is to equal.
+    """
+
+    saved: Mapping[str, SavedTensor]
+    own: str
+    found: dict[str, torch.Tensor] = field(default_factory=dict)
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Read into a tensor; into its first, where several bear one name."""
+        if name in self.found:
+            self.copies.append((tensor, self.found[name]))
         else:
-            found[name] = tensor
+            self.found[name] = tensor
 
+    def own_or_common(self, name: str) -> str:
+        """Name of what this rank's copy has of its own, if that was saved."""
+        return f"{self.own}{name}" if f"{self.own}{name}" in self.saved else name
+
+
+def _read_parameters(reading: _Reading, trainer: Trainer, inventory: Inventory) -> None:
+    """Add this rank's parameters, and make and add their optimizer's states.
+
+    Raises:
+        FingerprintError: If the checkpoint lacks a parameter.
+    """
+    saved = reading.saved
     averages = trainer.plan.strategy.optimizer.ema is not None
     keys = _state_keys(saved, averages=averages)
-    own = _own_prefix(trainer) if same_mesh else ""
-
-    def own_or_common(name: str) -> str:
-        return f"{own}{name}" if f"{own}{name}" in saved else name
-
     replicas = trainer.replicas
     split = replicas if isinstance(replicas, SplitReplicas) else None
     for fqn, parameter in _with_values(trainer, _here(trainer)):
@@ -420,32 +463,15 @@ def targets(
             )
         if split is not None and parameter in split.split:
             part = _divided(trainer, split.kept(parameter), split.split[parameter])
-            add(f"model.{name}", part)
+            reading.add(f"model.{name}", part)
             continue
-        add(own_or_common(f"model.{name}"), parameter.detach())
+        reading.add(reading.own_or_common(f"model.{name}"), parameter.detach())
         for key in keys.get(name, ()) if parameter.requires_grad else ():
-            full = own_or_common(f"optimizer.{key}.{name}")
+            full = reading.own_or_common(f"optimizer.{key}.{name}")
             state = _empty_state(trainer.optimizer, key, parameter, saved[full])
             trainer.optimizer.state[parameter][key] = state
-            add(full, plain(state))
-            copies.append((state, found[full]))
-    kept = list(_kept_by_replicas(trainer, inventory))
-    complete = all(name in saved for name, *_ in kept)
-    for name, read, live in kept if complete else ():
-        add(name, read)
-        copies.append((live, read))
-    for name, buffer in _buffers(trainer, inventory):
-        # Constants of a graph: a plan's stages need not hold them all.
-        if f"model.{name}" in saved:
-            add(f"model.{name}", buffer)
-    generators = _generators(trainer) if same_mesh else {}
-    found |= {name: state for name, state in generators.items() if name in saved}
-    codecs = _kept_by_codecs(trainer) if same_mesh else {}
-    shapes = {name: tuple(kept.shape) for name, kept in codecs.items()}
-    if all(name in saved and saved[name].shape == shapes[name] for name in codecs):
-        found |= codecs
-    found |= {n: state for n, state in _scaler(trainer).items() if n in saved}
-    return Targets(tensors=found, copies=tuple(copies), complete=complete)
+            reading.add(full, plain(state))
+            reading.copies.append((state, reading.found[full]))
 
 
 def _here(trainer: Trainer) -> Iterator[tuple[str, nn.Parameter]]:

@@ -36,6 +36,7 @@ from torch.func import functional_call
 
 from executors.mesh import ProcessMesh
 from executors.replicas import KeepsOwn, Replicas
+from executors.replicas.gradient_means import GradientMeans
 from executors.steps import ParallelModel, PlainStep, model_inputs
 from executors.strategies.casts import uncast_weights
 from planner.schema.methods.asynchronous import Asynchronous
@@ -43,7 +44,7 @@ from planner.schema.methods.asynchronous import Asynchronous
 if TYPE_CHECKING:
     from executors.trainer import Trainer
 
-__all__ = ["AsynchronousReplicas", "GradientMeans", "StashedWeights", "Version"]
+__all__ = ["AsynchronousReplicas", "StashedWeights", "Version"]
 
 
 @dataclass(slots=True, eq=False)
@@ -71,51 +72,6 @@ class _Host(nn.Module):
 
     def forward(self, work: Callable[[], Any]) -> Any:
         return work()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientMeans:
-    """Means of a stage's gradients over its replicas.
-
-    Attributes:
-        group: Replicas of the stage.
-        dtype: In which gradients are summed.
-    """
-
-    group: dist.ProcessGroup
-    dtype: torch.dtype
-
-    @torch.no_grad()
-    def of(
-        self, grads: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Average gradients in one all-reduce; collective.
-
-        Args:
-            grads: Of this replica, by name; those that it does not have are zeros.
-            weights: All that are trained, equal names on all replicas.
-
-        Returns:
-            Means, of the weights' dtypes, of those that any replica has.
-        """
-        sizes = [weight.numel() for weight in weights.values()]
-        device = next(iter(weights.values())).device
-        flat = torch.zeros(sum(sizes) + len(sizes), dtype=self.dtype, device=device)
-        *views, has = torch.split(flat, [*sizes, len(sizes)])
-        has.copy_(torch.tensor([float(name in grads) for name in weights]))
-        for name, view in zip(weights, views, strict=True):
-            if name in grads:
-                view.copy_(grads[name].reshape(-1))
-        # Divided first, so that no sum overflows where the mean would not.
-        dist.all_reduce(flat.div_(self.group.size()), group=self.group)
-        return {
-            name: view.view_as(weight).to(weight.dtype)
-            for (name, weight), view, any_has in zip(
-                weights.items(), views, has, strict=True
-            )
-            # A dry run's tensors have no value to look at.
-            if name in grads or any_has
-        }
 
 
 class StashedWeights:

@@ -225,21 +225,9 @@ def whole_bytes_of(
         Beyond all that is saved, then that of the first two units alone, which are the
         last to be done; by what is in flight and recompute kind. Shape [2, 4, 3, C].
     """
-    of, graph = context.scalar_bytes, context.graph
-    heads = np.array(
-        [
-            any(block.kind == "head" for block in graph.blocks[start:stop])
-            for start, stop in graph.units
-        ]
-    )
-    root = heads & context.recipe.root_stays
-    if context.recipe.root_stays:
-        root |= np.array(
-            [
-                any(block.kind == "embedding" for block in graph.blocks[start:stop])
-                for start, stop in graph.units
-            ]
-        )
+    of, heads = context.scalar_bytes, _with_kind(context.graph, "head")
+    root = heads | _with_kind(context.graph, "embedding")
+    root &= context.recipe.root_stays
     dense, experts = parameters["dense_parameters"], parameters["expert_parameters"]
     trained, more = parameters["trained_dense"], parameters["trained_experts"]
     together = np.where(apart, 0.0, 1.0)
@@ -358,9 +346,7 @@ def cast_bytes_of(
     if of.compute == of.stored:
         return alone_bytes_of(context, saved, transient, parameters, logits)
     graph, units = context.graph, np.arange(saved.shape[-1])
-    kinds = [{b.kind for b in graph.blocks[start:stop]} for start, stop in graph.units]
-    heads = np.array(["head" in one for one in kinds])
-    read = np.array(["embedding" not in one for one in kinds])
+    heads, read = _with_kind(graph, "head"), ~_with_kind(graph, "embedding")
     tied, again = parameters["tied_trained"], parameters["tied_parameters"]
     earlier, later = ties.first[:, None] == units, ties.second[:, None] == units
     trained = parameters["trained_dense"] + parameters["trained_experts"]
@@ -387,6 +373,16 @@ def cast_bytes_of(
         wrapped = alone_bytes_of(context, saved, transient, parameters, logits)
         found[:, _SELECTIVE] = wrapped[:, _SELECTIVE]
     return found
+
+
+def _with_kind(graph: ModelGraph, kind: str) -> NDArray[np.bool_]:
+    """Units that have a block of a kind. Shape [U]."""
+    return np.array(
+        [
+            any(block.kind == kind for block in graph.blocks[start:stop])
+            for start, stop in graph.units
+        ]
+    )
 
 
 def _at_worst(moments: Sequence[Sequence[Array]], saved: Array) -> Array:

@@ -16,6 +16,7 @@ from planner.cost.kernels.blocks import BlockClasses, Ties
 from planner.cost.traffic.collectives import LayerLines
 from planner.cost.traffic.layers import (
     FORWARD_SHARE,
+    ExpertTraffic,
     context_traffic,
     expert_traffic,
     exposed_exchanges,
@@ -126,7 +127,7 @@ class UnitCosts:
         transient_bytes: Working set beyond that, by recompute kind. [3, C, U].
         whole_bytes: Most that a device with all units needs beyond what they have all
             saved, and that the first two units need, with what they have saved; by
-            :data:`planner.cost.table.memory.IN_FLIGHT` and recompute kind. Shape [2, 4,
+            :data:`planner.cost.table.peak.IN_FLIGHT` and recompute kind. Shape [2, 4,
             3, C].
         alone_bytes: Cast weights, gradients and working set of a device with whole
             weights, see :func:`planner.cost.unit_memory.alone_bytes_of`, then of one
@@ -254,92 +255,150 @@ def _parameters(
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """Bytes of one microbatch by recompute kind; arrays of shape [3, C, U].
+class _Asked:
+    """A request under combinations of degrees, as every part of a price needs it.
 
     Attributes:
-        saved: On the device, until its backward.
-        offloaded: Saved in the host's memory.
-        transient: Working set beyond that.
+        context: The request.
+        combos: Degrees and microbatches.
+        lines: Of their collectives.
+        scale: Elements on one device over those of the traced batch. Shape [C].
+        repeated: Units that full recomputation covers. Shape [U].
     """
 
-    saved: Array
-    offloaded: Array
-    transient: Array
+    context: PricingContext
+    combos: Combinations
+    lines: LayerLines
+    scale: Array
+    repeated: NDArray[np.bool_]
+
+    @property
+    def classes(self) -> BlockClasses:
+        """Distinct blocks of the model."""
+        return self.context.facts.classes
 
 
-def _kept(
-    context: PricingContext,
-    combos: Combinations,
-    scale: Array,
-    compute: UnitCompute,
-    routed: Array,
-    repeated: NDArray[np.bool_],
-) -> _Kept:
+def _kept(asked: _Asked, scores: Array, routed: Array) -> tuple[Array, Array, Array]:
     """Count the bytes that units keep for backward, and need while they compute.
 
     Args:
-        context: The request.
-        combos: Degrees and microbatches.
-        scale: Elements on one device over those of the traced batch. Shape [C].
-        compute: Seconds and attention scores of units.
+        asked: The request.
+        scores: Attention scores of each kernel on a device. Shape [C, kernels].
         routed: Bytes that experts have sent back. Shape [C, U].
-        repeated: Units that full recomputation covers. Shape [U].
+    Returns:
+        Bytes of one microbatch by recompute kind: saved on the device, saved in the
+        host's memory, and the working set beyond that. Shapes [3, C, U].
     """
-    classes = context.facts.classes
+    context, combos, scale = asked.context, asked.combos, asked.scale
+    classes, repeated = asked.classes, asked.repeated
     to_units = classes.count
-    kept, working = saved_bytes_of(context, classes, combos, scale, compute.scores)
+    kept, working = saved_bytes_of(context, classes, combos, scale, scores)
     saved = kept @ to_units
     # What experts have sent back is weighted, in forward and in backward.
     saved[0] += routed
     saved[2] = np.where(repeated, saved[2], saved[0])
     transient = transient_bytes_of(saved, working, to_units, repeated)
     if not context.regime.offload.activations:
-        return _Kept(saved, np.zeros_like(saved), transient)
+        return saved, np.zeros_like(saved), transient
     # It is fetched when its unit's backward begins, and is there until that ends.
     # The loss keeps logits outside of the unit that makes them.
     loss = loss_bytes_of(context, classes, combos, scale) @ to_units
     offloaded = np.where(repeated, np.maximum(saved - loss, 0.0), 0.0)
-    return _Kept(saved - offloaded, offloaded, transient + offloaded)
+    return saved - offloaded, offloaded, transient + offloaded
 
 
-@dataclass(frozen=True, slots=True)
-class _Crossing:
-    """Traffic over the cut behind each unit but the last; arrays of shape [C, U - 1].
+def _activations(
+    asked: _Asked, parameters: dict[str, Array], scores: Array, routed: Array
+) -> dict[str, Array]:
+    """Fields of :class:`UnitCosts` that count bytes which one microbatch takes.
 
-    Attributes:
-        cut: Bytes that a stage behind it receives.
-        sent: Bytes that each device sends of them.
-        gathered: Bytes that tp ranks behind it gather.
-        gather_s: Seconds in which they do.
-        shared: Bytes that the unit behind it saves as they come.
+    Args:
+        asked: The request.
+        parameters: From :func:`_parameters`.
+        scores: As for :func:`_kept`.
+        routed: Likewise.
     """
+    context, combos, classes = asked.context, asked.combos, asked.classes
+    saved, offloaded, transient = _kept(asked, scores, routed)
+    halves, output = between_halves(context, classes, combos, asked.scale)
+    logits = classes.loss_bytes * classes.activation_scale(asked.scale, combos.cp)
+    logits = logits @ classes.count
+    if context.regime.loss_chunks > 1:
+        # The gradient of a head's weights is added up; the model puts out a number.
+        trained = parameters["trained_dense"] * _with_heads(classes)
+        transient = transient + context.scalar_bytes.compute * trained
+        output = np.zeros_like(output)
+    whole = whole_bytes_of(
+        context, saved, transient, parameters, logits, combos.ep[:, None] > 1
+    )
+    alone = [
+        each(context, saved, transient, parameters, logits)
+        for each in (alone_bytes_of, cast_bytes_of)
+    ]
+    return {
+        "saved_bytes": saved,
+        "offloaded_bytes": offloaded,
+        "transient_bytes": transient,
+        "whole_bytes": whole,
+        "alone_bytes": np.stack(alone),
+        "weight_grad_bytes": halves,
+        "output_bytes": output,
+    }
 
-    cut: Array
-    sent: Array
-    gathered: Array
-    gather_s: Array
-    shared: Array
 
-
-def _crossing(
-    context: PricingContext,
-    combos: Combinations,
-    lines: LayerLines,
-    scale: Array,
-    repeated: NDArray[np.bool_],
-) -> _Crossing:
-    """Price the cuts; the arguments are those of :func:`_kept`."""
-    cut, shared = _cut_bytes(context, context.facts.classes, combos, scale)
+def _crossing(asked: _Asked) -> dict[str, Array]:
+    """Fields of :class:`UnitCosts` of the traffic over cuts between units."""
+    context, combos = asked.context, asked.combos
+    cut, shared = _cut_bytes(context, asked.classes, combos, asked.scale)
     sent = _sent_bytes(context, combos, cut)
-    gathered, gather_s = _gathered_cuts(context, combos, cut, lines.tp["all_gather"])
+    gathers = asked.lines.tp["all_gather"]
+    gathered, gather_s = _gathered_cuts(context, combos, cut, gathers)
     # A stage keeps the part that it received; what it puts together if it saves that.
     cut = np.where(gathered > 0, sent, cut)
     shared = np.where(gathered > 0, 0.0, shared)
     if context.regime.offload.activations:
         # A stage's buffer of what it received is its own.
-        shared = np.where(repeated[1:], 0.0, shared)
-    return _Crossing(cut, sent, gathered, gather_s, shared)
+        shared = np.where(asked.repeated[1:], 0.0, shared)
+    return {
+        "cut_bytes": cut,
+        "sent_bytes": sent,
+        "gathered_bytes": gathered,
+        "gather_s": gather_s,
+        "shared_bytes": shared,
+    }
+
+
+def _traffic(
+    asked: _Asked,
+    algorithm: ContextAlgorithm,
+    compute: UnitCompute,
+    experts: ExpertTraffic,
+) -> dict[str, Array]:
+    """Fields of :class:`UnitCosts` of the collectives of tp, cp and ep."""
+    context, combos, lines = asked.context, asked.combos, asked.lines
+    classes, to_units = asked.classes, asked.classes.count
+    tp = tensor_traffic(context, classes, combos, lines.tp, asked.scale)
+    cp = context_traffic(
+        algorithm, context, classes, combos, lines.cp, asked.scale, compute.attention
+    )
+    ep_s = exposed_exchanges(
+        context.recipe,
+        experts.seconds @ to_units,
+        compute.forward.min(axis=0),
+        compute.backward.min(axis=0),
+    )
+    return {
+        "tp_s": tp.seconds,
+        "tp_again_s": tp.again_s,
+        "cp_s": cp.seconds @ to_units,
+        "ep_s": ep_s,
+        "tp_bytes": tp.sent,
+        "cp_bytes": cp.sent @ to_units,
+        "ep_bytes": experts.sent @ to_units,
+        "tp_payload": tp.payload,
+        "ep_payload": experts.payload @ to_units,
+        "cp_payload": cp.payload @ to_units,
+    }
 
 
 def _with_heads(classes: BlockClasses) -> NDArray[np.bool_]:
@@ -364,84 +423,33 @@ def price_units(
         context_algorithm: How attention sees a sequence that cp divides.
     """
     classes = context.facts.classes
-    to_units = classes.count
     scale = combos.microbatch / context.graph.batch / combos.cp
     scale = scale * context.element_ratio
+    asked = _Asked(context, combos, lines, scale, _recomputed(context))
     if context.graph.spatial:
         context_algorithm = "halo"
     ring = context_algorithm == "ring"
     compute = unit_compute(context, classes, combos, ring=ring)
-    repeated = _recomputed(context)
-    parameters = _parameters(context, classes, combos)
-    ep = expert_traffic(context, classes, combos, lines.ep["all_to_all"], scale)
-    kept = _kept(context, combos, scale, compute, ep.payload @ to_units, repeated)
-    saved, offloaded, transient = kept.saved, kept.offloaded, kept.transient
-    halves, output = between_halves(context, classes, combos, scale)
-    crossing = _crossing(context, combos, lines, scale, repeated)
-    logits = classes.loss_bytes * classes.activation_scale(scale, combos.cp)
-    logits = logits @ to_units
     if context.regime.loss_chunks > 1:
-        # Logits are computed once more, while the gradient of their weights is added
-        # up beside; the model puts out a number.
-        last = _with_heads(classes)
-        compute = replace(compute, backward=compute.backward + compute.again * last)
-        trained = parameters["trained_dense"] * last
-        transient = transient + context.scalar_bytes.compute * trained
-        output = np.zeros_like(output)
-    tp = tensor_traffic(context, classes, combos, lines.tp, scale)
-    cp = context_traffic(
-        context_algorithm,
-        context,
-        classes,
-        combos,
-        lines.cp,
-        scale,
-        compute.attention,
-    )
+        # Logits are computed once more.
+        again = compute.again * _with_heads(classes)
+        compute = replace(compute, backward=compute.backward + again)
+    parameters = _parameters(context, classes, combos)
+    experts = expert_traffic(context, classes, combos, lines.ep["all_to_all"], scale)
+    routed = experts.payload @ classes.count
     costs = UnitCosts(
         forward_s=compute.forward,
         backward_s=compute.backward,
         weight_s=compute.weight,
-        selective_s=compute.selective * repeated,
-        full_s=compute.again * repeated,
+        selective_s=compute.selective * asked.repeated,
+        full_s=compute.again * asked.repeated,
         hooks_s=compute.hooks,
-        tp_s=tp.seconds,
-        tp_again_s=tp.again_s,
-        cp_s=cp.seconds @ to_units,
-        ep_s=exposed_exchanges(
-            context.recipe,
-            ep.seconds @ to_units,
-            compute.forward.min(axis=0),
-            compute.backward.min(axis=0),
-        ),
-        saved_bytes=saved,
-        offloaded_bytes=offloaded,
-        transient_bytes=transient,
-        whole_bytes=whole_bytes_of(
-            context, saved, transient, parameters, logits, combos.ep[:, None] > 1
-        ),
-        alone_bytes=np.stack(
-            [
-                each(context, saved, transient, parameters, logits)
-                for each in (alone_bytes_of, cast_bytes_of)
-            ]
-        ),
-        weight_grad_bytes=halves,
-        output_bytes=output,
-        cut_bytes=crossing.cut,
-        sent_bytes=crossing.sent,
-        gathered_bytes=crossing.gathered,
-        gather_s=crossing.gather_s,
-        shared_bytes=crossing.shared,
-        tp_bytes=tp.sent,
-        cp_bytes=cp.sent @ to_units,
-        ep_bytes=ep.sent @ to_units,
-        tp_payload=tp.payload,
-        ep_payload=ep.payload @ to_units,
-        cp_payload=cp.payload @ to_units,
         cp_forward=FORWARD_SHARE[context_algorithm],
         ties=context.facts.parameter_counts.ties,
         **parameters,
+        **_activations(asked, parameters, compute.scores, routed),
+        **_crossing(asked),
+        **_traffic(asked, context_algorithm, compute, experts),
     )
     return costs if combos.depth is None else _skipping(costs, context, combos.depth)
 

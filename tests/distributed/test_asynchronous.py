@@ -23,11 +23,8 @@ from executors.dryrun import dry_runs
 from executors.losses import LossFunction
 from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import build_mesh
-from executors.replicas.asynchronous import (
-    AsynchronousReplicas,
-    GradientMeans,
-    StashedWeights,
-)
+from executors.replicas.asynchronous import AsynchronousReplicas, StashedWeights
+from executors.replicas.gradient_means import GradientMeans
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, NoFeasiblePlanError
 from planner.schema import Mesh, Optimizer, Plan, Precision

@@ -52,7 +52,7 @@ from planner.cost.pipelines import PipelineMemory
 from planner.cost.replicas import ReplicaBytes
 from planner.cost.result import MemoryParts
 from planner.cost.strategy.stages import Stages
-from planner.cost.table.memory import IN_FLIGHT, Devices, peak_bytes
+from planner.cost.table.peak import IN_FLIGHT, Devices, peak_bytes
 
 __all__ = ["memory_parts", "strategy_memory"]
 
@@ -89,7 +89,7 @@ def memory_parts(
         held_bytes: Activations of all microbatches in flight when the first backward
             begins, when a later one begins, and when one follows upon another.
         working_bytes: Working set of one unit beyond that, by
-            :data:`planner.cost.table.memory.IN_FLIGHT`, then that of a unit that is
+            :data:`planner.cost.table.peak.IN_FLIGHT`, then that of a unit that is
             the last to be done.
         receive_bytes: What one microbatch receives over all of its stages.
         trained: Part of ``parameters`` that has a gradient; all if left out.

@@ -143,6 +143,111 @@ def _tied(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """Stages of ranks 0, 1 and last: those of all pairs, for one rank after another.
+
+    Attributes:
+        combo: Combination. Shape [n]; likewise all that follow.
+        pp: Pipeline degree.
+        folded: 1 where rank r holds stages r and 2 pp - 1 - r.
+        rank: Rank that holds the stage.
+        stage: Its number.
+        last: Number of the last stage of its pipeline.
+        start: First unit of the stage.
+        stop: Unit behind its last.
+        heads: Where the stages of one pair on one rank begin. Shape [3 pairs].
+    """
+
+    combo: Index
+    pp: Index
+    folded: Index
+    rank: Index
+    stage: Index
+    last: Index
+    start: Index
+    stop: Index
+    heads: Index
+
+    def of_ranks(self, values: Array, over: np.ufunc) -> Array:
+        """Reduce stages' values to ranks'. [n, parts] to [pairs, 3, parts]."""
+        found = over.reduceat(values, self.heads, axis=0)
+        found = found.reshape(3, len(self.heads) // 3, -1)
+        return np.ascontiguousarray(found.swapaxes(0, 1))
+
+
+def _stages_of(
+    combo: Index,
+    pp: Index,
+    virtual: Index,
+    folded: Index,
+    bounds: Index,
+    problem: Index,
+) -> _Stages:
+    """List stages; the arguments are those of :func:`rank_memory`."""
+    # Stages of one rank, turn after turn, of all pairs side by side, then three ranks.
+    heads = np.cumsum(virtual) - virtual
+    pair = np.repeat(np.arange(len(combo)), virtual)
+    turn = np.arange(len(pair)) - heads[pair]
+    rank = np.concatenate([0 * pair, np.minimum(1, pp - 1)[pair], (pp - 1)[pair]])
+    firsts = np.concatenate([heads + place * len(pair) for place in range(3)])
+    turn, pair = np.tile(turn, 3), np.tile(pair, 3)
+    p, back = pp[pair], folded[pair]
+    stage = np.where((back > 0) & (turn == 1), 2 * p - 1 - rank, rank + turn * p)
+    edges = problem[pair]
+    return _Stages(
+        combo=combo[pair],
+        pp=p,
+        folded=back,
+        rank=rank,
+        stage=stage,
+        last=p * virtual[pair] - 1,
+        start=bounds[edges, stage],
+        stop=bounds[edges, stage + 1],
+        heads=firsts,
+    )
+
+
+def _kept(costs: UnitCosts, of: _Stages) -> Array:
+    """Additive memory of stages. Shape [n, KEPT]."""
+    columns = [
+        costs.dense_parameters,
+        costs.expert_parameters,
+        costs.trained_dense,
+        costs.trained_experts,
+        costs.weight_grad_bytes,
+        np.broadcast_to(costs.tensors, costs.dense_parameters.shape),
+        *costs.saved_bytes,
+    ]
+    sums = prefix_sums(np.stack(columns, axis=-1))
+    c, start, stop = of.combo, of.start, of.stop
+    own = sums[c, stop] - sums[c, start]
+    own[start == 0, _WEIGHT_GRAD] = 0.0
+    ties = zip(costs.ties.first, costs.ties.second, strict=True)
+    for link, (first, second) in enumerate(ties):
+        # An earlier stage holds the weight, too: this one has a copy of its own.
+        copied = np.flatnonzero((first < start) & (start <= second) & (second < stop))
+        own[copied, _DENSE] += costs.tied_parameters[c[copied], link]
+        own[copied, _TRAINED_DENSE] += costs.tied_trained[c[copied], link]
+    return own
+
+
+def _crossing(costs: UnitCosts, of: _Stages) -> Array:
+    """Bytes at the cuts of stages. Shape [n, CROSSING]."""
+    c, p, folded, rank, stage = of.combo, of.pp, of.folded, of.rank, of.stage
+    cut, shared = cuts_between(costs.cut_bytes), cuts_between(costs.shared_bytes)
+    received, sent = cut[c, of.start], cut[c, of.stop]
+    last = (stage == of.last) & (p > 1)
+    crossing = np.empty((len(c), len(CROSSING)))
+    crossing[:, _RECEIVED] = received + sent
+    crossing[:, _SHARED] = shared[c, of.start]
+    before, behind = _rank_of(stage - 1, p, folded), _rank_of(stage + 1, p, folded)
+    crossing[:, _RETURNED] = np.where(before != rank, received, 0.0)
+    crossing[:, _SENT] = np.where(behind != rank, sent, 0.0)
+    crossing[:, _OUTPUT] = np.where(last, costs.output_bytes[c], 0.0)
+    return crossing
+
+
 def rank_memory(
     costs: UnitCosts,
     combo: Index,
@@ -164,55 +269,13 @@ def rank_memory(
             most stages + 1].
         problem: Row of ``bounds`` of each pair.
     """
-    shape = costs.dense_parameters.shape
-    columns = [
-        costs.dense_parameters,
-        costs.expert_parameters,
-        costs.trained_dense,
-        costs.trained_experts,
-        costs.weight_grad_bytes,
-        np.broadcast_to(costs.tensors, shape),
-        *costs.saved_bytes,
-    ]
-    sums = prefix_sums(np.stack(columns, axis=-1))
+    of = _stages_of(combo, pp, virtual, folded, bounds, problem)
     units = np.stack([*costs.transient_bytes], axis=-1)
-    cut, shared = cuts_between(costs.cut_bytes), cuts_between(costs.shared_bytes)
-    # Stages of one rank, turn after turn, of all pairs side by side, then three ranks.
-    heads = np.cumsum(virtual) - virtual
-    pair = np.repeat(np.arange(len(combo)), virtual)
-    turn = np.arange(len(pair)) - heads[pair]
-    c, p, v = np.tile([combo[pair], pp[pair], folded[pair]], 3)
-    rank = np.concatenate([0 * pair, np.minimum(1, pp - 1)[pair], (pp - 1)[pair]])
-    turn, edges = np.tile(turn, 3), np.tile(problem[pair], 3)
-    stage = np.where((v > 0) & (turn == 1), 2 * p - 1 - rank, rank + turn * p)
-    start, stop = bounds[edges, stage], bounds[edges, stage + 1]
-    own = sums[c, stop] - sums[c, start]
-    own[start == 0, _WEIGHT_GRAD] = 0.0
-    ties = zip(costs.ties.first, costs.ties.second, strict=True)
-    for link, (first, second) in enumerate(ties):
-        # An earlier stage holds the weight, too: this one has a copy of its own.
-        copied = np.flatnonzero((first < start) & (start <= second) & (second < stop))
-        own[copied, _DENSE] += costs.tied_parameters[c[copied], link]
-        own[copied, _TRAINED_DENSE] += costs.tied_trained[c[copied], link]
-    received, sent = cut[c, start], cut[c, stop]
-    last = (stage == p * virtual[np.tile(pair, 3)] - 1) & (p > 1)
-    crossing = np.empty((len(c), len(CROSSING)))
-    crossing[:, _RECEIVED] = received + sent
-    crossing[:, _SHARED] = shared[c, start]
-    crossing[:, _RETURNED] = np.where(_rank_of(stage - 1, p, v) != rank, received, 0.0)
-    crossing[:, _SENT] = np.where(_rank_of(stage + 1, p, v) != rank, sent, 0.0)
-    crossing[:, _OUTPUT] = np.where(last, costs.output_bytes[c], 0.0)
-    peaks = _greatest_of_runs(units, c, start, stop)
-    firsts = np.concatenate([heads + place * len(pair) for place in range(3)])
-
-    def of_ranks(stages: Array, over: np.ufunc) -> Array:
-        found = over.reduceat(stages, firsts, axis=0).reshape(3, len(combo), -1)
-        return np.ascontiguousarray(found.swapaxes(0, 1))
-
+    peaks = _greatest_of_runs(units, of.combo, of.start, of.stop)
     return RankMemory(
-        kept=of_ranks(own, np.add),
-        peaks=of_ranks(peaks, np.maximum),
-        crossing=of_ranks(crossing, np.add),
+        kept=of.of_ranks(_kept(costs, of), np.add),
+        peaks=of.of_ranks(peaks, np.maximum),
+        crossing=of.of_ranks(_crossing(costs, of), np.add),
         whole=np.ascontiguousarray(np.moveaxis(costs.whole_bytes, -1, 0)[combo]),
         alone=np.ascontiguousarray(np.moveaxis(costs.alone_bytes, -1, 0)[combo]),
         first=costs.reduced_last[combo],

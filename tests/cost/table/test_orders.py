@@ -9,7 +9,7 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.cost import CostModel, PricingContext
-from planner.cost.table.orders import group_levels, level_tables
+from planner.cost.table.levels import group_levels, level_tables
 from planner.schema.cluster import Link
 from planner.space import StrategyTable, enumerate_strategies
 from tests.cost.made import device, hosts, real_graph, request_for
