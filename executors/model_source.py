@@ -27,7 +27,7 @@ from executors.trainer import Trainer
 from executors.weights.options import WeightOptions
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
-from planner.schema.base import fingerprint_parameters
+from planner.schema.base import fingerprint_parameters, parameter_violation
 from planner.schema.fused_kernels import (
     kernel_violation,
     kernel_warning,
@@ -195,6 +195,7 @@ def _require_runnable(
     """
     if not force:
         check_model(plan, model)
+    unfit = parameter_violation(model.named_parameters())
     violations = executor_violations(
         plan.strategy,
         tied=tied_parameters(model),
@@ -206,6 +207,7 @@ def _require_runnable(
         spatial_sizes=plan.model.spatial_sizes,
         experts=plan.model.experts,
     )
-    if violations:
-        raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")
+    reasons = [reason for reason in (unfit, *violations) if reason is not None]
+    if reasons:
+        raise ExecutionError(f"this plan cannot be run: {'; '.join(reasons)}")
     require_kernels(plan, model)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -86,17 +87,25 @@ def export_model(
 
     Raises:
         ExecutionError: If torch cannot export the model, forward never calls one of
-            the units, or a value leaves a unit but by its return.
+            the units, a value leaves a unit but by its return, or forward changes
+            gradients outside of the units.
     """
     wrapper = _Selected(model, kind)
-    paths = _paths(wrapper, {model.get_submodule(unit): unit for unit in units})
+    modules = {model.get_submodule(unit): unit for unit in units}
+    paths = _paths(wrapper, modules)
     fakes = (t for t in held_tensors(model) if isinstance(t, FakeTensor))
     # Deferred tensors have no values: all that forward makes of them is as fake.
     fake = next((tensor.fake_mode for tensor in fakes), nullcontext())
     try:
         # Positions that are not given are counted from 0 in each row.
         rows = nullcontext() if "position_ids" in inputs else whole_sequences()
-        with fixed_shapes(), rows, fake:
+        with (
+            fixed_shapes(),
+            rows,
+            fake,
+            _pre_hooks_within(modules),
+            _backwards_of_ones_own(modules) as own,
+        ):
             program = torch.export.export(
                 wrapper,
                 (),
@@ -109,6 +118,13 @@ def export_model(
             f"torch.export cannot trace {type(model).__name__}, which pipeline stages "
             f"need: {type(error).__name__}: {explain(error, model)}; plan with pp=1"
         ) from error
+    if own:
+        raise ExecutionError(
+            f"{type(model).__name__} calls {own[0]} outside of the units of the plan, "
+            f"where a pipeline's graph keeps forward alone and not what it does to "
+            f"gradients; call it within one of {', '.join(units[:3])}, or plan with "
+            f"pp=1"
+        )
     rebuilt = _Rebuilt(program, model, paths, device)
     missing = [unit for unit in units if unit not in rebuilt.called]
     if missing:
@@ -120,6 +136,81 @@ def export_model(
     return ExportedModel(
         graph=rebuilt.graph, attributes=rebuilt.attributes, output=rebuilt.output
     )
+
+
+@contextmanager
+def _pre_hooks_within(units: Collection[nn.Module]) -> Iterator[None]:
+    """Make forward pre-hooks of units part of their forward, as they are in a stage.
+
+    ``torch.export`` takes what a unit is called with behind them, and a stage, which
+    calls the unit, would apply them twice.
+    """
+    with ExitStack() as stack:
+        for unit in units:
+            if unit._forward_pre_hooks:
+                none: OrderedDict[int, Any] = OrderedDict()
+                forward = mock.patch.object(unit, "forward", _hooked(unit))
+                stack.enter_context(forward)
+                stack.enter_context(mock.patch.object(unit, "_forward_pre_hooks", none))
+        yield
+
+
+def _hooked(unit: nn.Module) -> Callable[..., Any]:
+    """Return a unit's forward with its pre-hooks before it, as torch applies them."""
+    hooks, forward = dict(unit._forward_pre_hooks), unit.forward
+    with_keywords = frozenset(unit._forward_pre_hooks_with_kwargs)
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        for number, hook in hooks.items():
+            if number in with_keywords:
+                args, kwargs = hook(unit, args, kwargs) or (args, kwargs)
+            elif (given := hook(unit, args)) is not None:
+                args = given if isinstance(given, tuple) else (given,)
+        return forward(*args, **kwargs)
+
+    return hooked
+
+
+@contextmanager
+def _backwards_of_ones_own(units: Collection[nn.Module]) -> Iterator[list[str]]:
+    """Note what is called outside of units that changes gradients by the user's code.
+
+    Yields:
+        Names of classes derived from ``torch.autograd.Function``, but for torch's own
+        and this package's, and of ``Tensor.register_hook``.
+    """
+    found: list[str] = []
+    within = 0
+    apply: Any = vars(torch.autograd.Function)["apply"]
+    hook: Any = torch.Tensor.register_hook
+
+    def enter(module: nn.Module, _: Any) -> None:
+        nonlocal within
+        within += module in units
+
+    def leave(module: nn.Module, *_: Any) -> None:
+        nonlocal within
+        within -= module in units
+
+    def applied(cls: type, *args: Any, **kwargs: Any) -> Any:
+        known = cls.__module__.partition(".")[0] in {"torch", "executors"}
+        if not within and not known:
+            found.append(f"{cls.__qualname__}.apply")
+        return apply.__func__(cls, *args, **kwargs)
+
+    def hooked(tensor: torch.Tensor, *args: Any) -> Any:
+        if not within:
+            found.append("Tensor.register_hook")
+        return hook(tensor, *args)
+
+    of_modules = nn.modules.module
+    with (
+        of_modules.register_module_forward_pre_hook(enter),
+        of_modules.register_module_forward_hook(leave, always_call=True),
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(applied)),
+        mock.patch.object(torch.Tensor, "register_hook", hooked),
+    ):
+        yield found
 
 
 def _paths(root: nn.Module, units: Mapping[nn.Module, str]) -> dict[str, str]:

@@ -40,6 +40,7 @@ from planner.graph.sharding import (
 )
 from planner.graph.stream import mixing_layers, why_whole_stream
 from planner.graph.units import find_structure
+from planner.schema.base import parameter_violation
 from planner.schema.strategy_parts import matches_pattern
 
 __all__ = ["capture"]
@@ -129,7 +130,9 @@ def capture(
     else:
         build = loaded.build if loaded is not None else model  # type: ignore[assignment]
         module = build_on_meta(build, compute)  # type: ignore[arg-type]
-    _refuse_complex(module)
+    violation = parameter_violation(module.named_parameters())
+    if violation is not None:
+        raise CaptureError(violation)
     facts = _model_facts(module)
     if splits is not None:
         facts = replace(facts, tp_plan=splits)
@@ -224,17 +227,6 @@ _UNSHIFTED = re.compile(
     r"For(Masked|PreTraining|TokenClassification|Permutation)|^(XLM|XLNet|Flaubert)"
 )
 _SHIFTED = re.compile(r"ForCausal|LMHead|ForConditionalGeneration")
-
-
-def _refuse_complex(module: torch.nn.Module) -> None:
-    """Refuse complex parameters, whose imaginary part a cast to a real dtype drops."""
-    for name, parameter in module.named_parameters():
-        if parameter.is_complex():
-            raise CaptureError(
-                f"{name} is {str(parameter.dtype).removeprefix('torch.')}: no strategy "
-                f"trains complex parameters; keep two real numbers for each, and use "
-                f"torch.view_as_complex in forward"
-            )
 
 
 def _label_shift(module: torch.nn.Module, reading: Reading) -> int:

@@ -21,6 +21,7 @@ import torch
 
 from planner.capture.fakes import fake_copy, fakeify, quiet_state, real_copy
 from planner.capture.inputs import ExampleInputs, InputShape
+from planner.capture.own_loss import own_loss
 from planner.capture.private_apis import (
     fake_mode,
     fused_dropout,
@@ -301,7 +302,7 @@ def _run(
         stack.enter_context(repeats_traced_once(groups, tracer))
         try:
             loss = compute_loss(module(*args, **kwargs), source.loss, integers)
-            own = _own_loss(loss, source.inputs)
+            own = own_loss(loss.value, source.inputs) if loss.kind == "model" else None
             loss.value.backward()  # type: ignore[no-untyped-call]
         except OpBudgetError:
             raise
@@ -466,42 +467,3 @@ def _loss(output: Any, kind: LossKind, integers: Iterable[tuple[int, ...]]) -> L
             )
         return Loss(value=_cross_entropy(logits), kind="cross_entropy")
     return Loss(value=_mean_square(output), kind="mean_square")
-
-
-#: Names of autograd nodes that change no mean, and of sums and scales of losses.
-_RESHAPES = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "AliasBackward0")
-_SUMS = ("AddBackward0", "DivBackward0", "MulBackward0", "MeanBackward0")
-#: Value that autograd keeps for ``reduction="mean"``, and torch's ignore_index.
-_MEAN, _IGNORED = 1, -100
-
-
-def _own_loss(loss: Loss, inputs: ExampleInputs) -> Literal["tokens", "coupled"] | None:
-    """Tell from its autograd nodes what a model's own loss is a mean over.
-
-    A cross entropy with a class for every sample of the batch compares samples with
-    each other, as contrastive losses do; one of as many rows as the labels have tokens
-    is a mean over those. A sum of several losses is no such mean.
-    """
-    if loss.kind != "model":
-        return None
-    first = loss.value.grad_fn
-    while first is not None and first.name() in _RESHAPES:
-        first = first.next_functions[0][0]
-    nodes, seen = [first], []
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node.name() in (*_RESHAPES, *_SUMS):
-            nodes += [following for following, _ in node.next_functions]
-        elif node is not None and node.name() == "NllLossBackward0":
-            seen.append(node)
-    scores: list[tuple[int, ...]] = [tuple(n._saved_self.shape) for n in seen]  # type: ignore[attr-defined]
-    if any(shape == (inputs.batch, inputs.batch) for shape in scores):
-        return "coupled"
-    labels = dict(inputs.shapes).get("labels")
-    if first is None or seen != [first] or labels is None or len(labels.shape) < 2:
-        return None
-    rows, length = labels.shape[0], labels.shape[1]
-    mean: Any = first
-    whole = scores[0][0] in (rows * length, rows * (length - 1))
-    ignored = mean._saved_ignore_index in (_IGNORED, _IGNORED % 2**64)
-    return "tokens" if whole and mean._saved_reduction == _MEAN and ignored else None

@@ -64,6 +64,8 @@ _TOGETHER = _ALONG - frozenset({
     "scatter_add", "select", "slice", "split", "split_with_sizes", "stack", "unbind",
     "unfold", "unsafe_split",
 })
+#: Ops that return what lies at one place, or in one range, of a dimension.
+_CHOOSES = frozenset({"select", "slice"})
 #: Ops that normalise channels by the statistics of samples, or running ones.
 BATCH_NORMS = frozenset({
     "_batch_norm_with_update", "_native_batch_norm_legit", "cudnn_batch_norm",
@@ -274,6 +276,10 @@ def mixes_samples(one: Op, two: Op, sizes: Collection[int]) -> bool:
     if one.name in {"mm", "addmm", "bmm", "baddbmm"}:
         # Each sample with each other, or a sum over them.
         return -1 in outs or outs == [None]
+    if one.name in _CHOOSES and one.dims is not None:
+        # Samples at places that do not grow with the batch.
+        axis, shape = held[0]
+        return outs in ([None], [-1]) and axis == one.dims[0] % len(shape)
     if one.name not in _TOGETHER:
         return False
     return any(

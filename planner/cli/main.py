@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
+import io
 import logging
 import os
 import signal
@@ -66,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         a signal after a checkpoint, 130 interrupted.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:
+        # Whoever started this has closed it.
+        sys.stdout = io.TextIOWrapper(io.BytesIO())
     if given in (["--version"], ["-V"]):
         print(f"meshwright {__version__}")
         return 0
@@ -84,8 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         note("meshwright: interrupted")
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # The reader of stdout has gone; nothing more can be written there.
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        # The reader of stdout has gone, or its disk is full; nothing more can be
+        # written there, as Python would try when it ends.
+        if error.errno == errno.ENOSPC:
+            note("meshwright: no space is left where the result goes; free some")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0

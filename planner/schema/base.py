@@ -42,6 +42,7 @@ __all__ = [
     "first_problem",
     "leaf_defaults",
     "leaf_of",
+    "parameter_violation",
     "require_writable",
     "spell_non_finite",
     "write_atomically",
@@ -366,3 +367,29 @@ def fingerprint_parameters(shapes: Iterable[tuple[str, Iterable[int]]]) -> str:
     """
     lines = sorted(f"{name}:{','.join(map(str, shape))}" for name, shape in shapes)
     return fingerprint_bytes("\n".join(lines).encode())
+
+
+def parameter_violation(parameters: Iterable[tuple[str, Any]]) -> str | None:
+    """Why no plan trains a model, by one of its parameters.
+
+    Args:
+        parameters: As ``module.named_parameters()`` gives them.
+
+    Returns:
+        The parameter, the rule and the remedy; None if all can be trained.
+    """
+    for name, parameter in parameters:
+        if parameter.is_complex():
+            return (
+                f"{name} is {str(parameter.dtype).removeprefix('torch.')}: no strategy "
+                f"trains complex parameters; keep two real numbers for each, and use "
+                f"torch.view_as_complex in forward"
+            )
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return (
+                f"{name} has a hook on its gradient, which shards and copies of the "
+                f"parameter would not call, or on a part of the batch; remove it, and "
+                f"change the gradient in forward (a torch.autograd.Function within a "
+                f"unit) or the optimizer's step (optimizer= of prepare)"
+            )
+    return None

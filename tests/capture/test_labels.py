@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -159,6 +160,50 @@ def test_own_losses_are_told_apart() -> None:
     routed.config.output_router_logits = True  # its loss then has a second term
     found = workload(capture(routed, tokens, dtype="float32"), 4)
     assert (found.loss, found.own_loss) == ("model", None)
+
+
+def _rates(**options: Any) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        target = torch.zeros(len(x), dtype=torch.long)
+        return nn.functional.cross_entropy(model(x), target, **options)
+
+    return loss
+
+
+_SQUARE: Any = nn.functional.mse_loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "mean"),
+    [
+        (lambda m, x: _SQUARE(m(x), x, reduction="sum"), False),
+        (lambda m, x: _SQUARE(m(x), x, reduction="sum") / 99, False),
+        (lambda m, x: _SQUARE(m(x), x, reduction="sum") / len(x), True),
+        (lambda m, x: 0.25 * _SQUARE(m(x), x, reduction="sum"), True),
+        (lambda m, x: _SQUARE(m(x), x).sqrt(), False),
+        (lambda m, x: _SQUARE(m(x), x) ** 2, False),
+        (lambda m, x: m(x).max(), False),
+        (lambda m, x: _SQUARE(m(x), x) + m.weight.pow(2).sum(), True),
+        (lambda m, x: _SQUARE(m(x), x) * m.bias.pow(2).sum().exp(), True),
+        (lambda m, x: torch.stack([_SQUARE(m(x), x)] * 4).sum(), True),
+        (_rates(), True),
+        (_rates(reduction="sum"), False),
+        (_rates(weight=torch.ones(8)), False),
+    ],
+)
+def test_own_losses_that_are_no_means_keep_the_batch_whole(
+    loss: Callable[[nn.Module, torch.Tensor], torch.Tensor], mean: bool
+) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return loss(self.layer, x)
+
+    graph = capture(Own(), {"x": ((4, 8), "float32")}, dtype="float32")
+    assert (graph.config.get("own_loss") != "coupled") == mean
 
 
 def test_a_plan_says_that_it_minimises_a_mean_square() -> None:

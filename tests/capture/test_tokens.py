@@ -105,6 +105,13 @@ def test_complex_parameters_are_refused() -> None:
         _read("complex parameter")
 
 
+def test_parameters_with_a_hook_on_their_gradient_are_refused() -> None:
+    model = nn.Linear(4, 4)
+    model.weight.register_hook(lambda gradient: gradient / 10)
+    with pytest.raises(CaptureError, match="weight has a hook on its gradient"):
+        capture(model, {"input": ((2, 4), "float32")})
+
+
 def test_models_without_a_sequence_are_looked_at_too() -> None:
     class Centred(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -191,5 +191,25 @@ def test_a_reader_that_leaves_early_is_no_crash() -> None:
         assert process.wait() == 1
 
 
+def test_a_full_disk_and_a_closed_stdout_are_no_crash() -> None:
+    import subprocess
+    import sys
+
+    for target, code, said in (
+        (">/dev/full", 1, "meshwright: no space is left"),
+        (">&-", 0, ""),
+    ):
+        done = subprocess.run(
+            f"{sys.executable} -m planner.cli.main clusters {target}",
+            check=False,
+            shell=True,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert done.returncode == code, done.stderr
+        assert done.stderr.startswith(said)
+        assert "Traceback" not in done.stderr
+
+
 def test_json_of_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dgx-h100" in json.loads(ask(capsys, "clusters", "--json").out)

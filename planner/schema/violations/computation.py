@@ -112,7 +112,7 @@ def chunked(case: Case) -> str | None:
         )
     for slot in ("learning", "asynchrony", "synchronisation"):
         value = getattr(strategy, slot)
-        if not methods.runs_in(slot, value, precision.compute):
+        if value != methods.default_value(slot):
             return (
                 f"{shown} with {slot}={value}, with which it was not tried; use "
                 f"loss_chunks=1"
@@ -154,7 +154,7 @@ def offloaded(case: Case) -> str | None:
         return None
     for slot in methods.slots():
         value = getattr(strategy, slot)
-        if not methods.runs_in(slot, value, precision.compute):
+        if value != methods.default_value(slot):
             return (
                 f"offload={offload} with {slot}={value}, with which it was not tried; "
                 f"use offload=none"

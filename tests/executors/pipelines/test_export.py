@@ -142,3 +142,52 @@ class _Mapped(nn.Module):
 def test_a_vmap_outside_of_units_is_refused() -> None:
     with pytest.raises(ExecutionError, match=r"calls torch\.vmap outside"):
         _exported(_Mapped())
+
+
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(_: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: object, gradient: torch.Tensor) -> torch.Tensor:
+        return -gradient
+
+
+class _Between(nn.Module):
+    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[1](self.between(self.layers[0](x)))
+
+
+def _reverse(x: torch.Tensor) -> torch.Tensor:
+    return _Reversed.apply(x)
+
+
+def _hooked(x: torch.Tensor) -> torch.Tensor:
+    x.register_hook(torch.neg)
+    return x
+
+
+@pytest.mark.parametrize("between", [_reverse, _hooked])
+def test_a_backward_of_ones_own_outside_of_units_is_refused(
+    between: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    with pytest.raises(ExecutionError, match=r"(_Reversed.apply|register_hook) outs"):
+        _exported(_Between(between))
+    within = _Between(nn.Identity())
+    within.layers[1] = nn.Sequential(nn.Linear(4, 4), _Between(between))
+    _exported(within)
+
+
+def test_pre_hooks_of_units_are_applied_once() -> None:
+    model = _Between(nn.Identity())
+    unit = model.layers[1]
+    unit.register_forward_pre_hook(lambda _, args: args[0] * 3)
+    unit.register_forward_pre_hook(lambda _, a, k: ((a[0] + 1,), k), with_kwargs=True)
+    x = torch.randn(2, 4)
+    assert _exported(model)(x=x).equal(model(x))
