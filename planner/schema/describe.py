@@ -45,7 +45,7 @@ PART_NAMES = {
     "pipeline_bubble": "pipeline bubble",
     "pipeline_transfer": "pipeline transfers",
     "shared_cores": "waiting for shared cores",
-    "data_parallel": "data-parallel communication",
+    "data_parallel": "data-parallel communication and its hooks",
     "optimizer": "optimizer",
 }
 
@@ -508,6 +508,7 @@ def _regime_lines(plan: PlanFields) -> list[str]:
         lines.append(f"  {step:>9}  {one.method}{basis}: {one.reason}{even}")
     share = plan.prediction.breakdown_s.get("data_parallel", 0.0)
     waits = share >= _WORTH_ASKING * plan.prediction.step_time_s
+    waits = waits and plan.strategy.mesh.data_parallel > 1
     if not lines and waits and plan.strategy.semantics == "exact":
         lines = [
             "",
