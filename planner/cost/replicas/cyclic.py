@@ -129,9 +129,8 @@ class CyclicPricing(ReplicaPricing):
         """
         if self.settings.sharded:
             return self._held_of_shards(rows, context)
-        of = context.scalar_bytes
         gradients = _gradient_bytes(rows, context) * (rows.copies > 1)
-        early = 0.0 if of.compute == of.stored == of.reduce else 1.0
+        early = _made_late(context)
         messages = 2 if self.settings.version == "v1" else 1
         stage = gradients / rows.copies
         return ReplicaBytes(
@@ -159,12 +158,21 @@ class CyclicPricing(ReplicaPricing):
             turns = later.max(axis=1) - total.max(axis=1)[:, None]
         several = weights * (copies > 1)
         return ReplicaBytes(
-            kept=several * (sums - 1),
+            kept=several * (sums - 1 + _made_late(context)),
             working=np.zeros_like(weights),
             weights=several * (held - 1),
             states=several * (own - 1) * of_states,
             turns=several[:, None] * turns,
         )
+
+
+def _made_late(context: PricingContext) -> float:
+    """Share of gradients that a step without the method has not made at its peak.
+
+    Those of a mixed precision, all of which its backward makes when activations go.
+    """
+    of = context.scalar_bytes
+    return 0.0 if of.compute == of.stored == of.reduce else 1.0
 
 
 def held_shares(parts: Array) -> Array:
