@@ -19,6 +19,7 @@ from torch.nn import functional
 from executors.loss_scaling import LossScaler
 from executors.strategies.chunked_head import ChunkedHead
 from planner.errors import ExecutionError
+from planner.model_output import loss_beside, main_tensor, named_loss
 
 __all__ = [
     "LossFunction",
@@ -40,22 +41,19 @@ def select_output(output: Any, kind: LossKind) -> torch.Tensor:
     Args:
         output: A tensor, a tuple or mapping of them, or a dataclass such as those of
             ``transformers``.
-        kind: ``model`` takes ``loss``, the others ``logits`` where there is one;
-            failing these, the first tensor.
+        kind: ``model`` takes ``loss``, or the only scalar; the others ``logits`` where
+            there is one, or the first tensor.
 
     Raises:
         ExecutionError: If the output holds no tensor, or no scalar for ``model``.
     """
-    wanted = "loss" if kind == "model" else "logits"
-    found = output.get(wanted) if isinstance(output, Mapping) else None
-    if found is None:
-        found = getattr(output, wanted, None)
-    if isinstance(found, torch.Tensor):
+    found = None
+    if kind == "model":
+        found = named_loss(output)
+        found = loss_beside(output) if found is None else found
+    found = main_tensor(output) if found is None else found
+    if found is not None:
         return _require_scalar(found, kind)
-    values = output.values() if isinstance(output, Mapping) else output
-    for value in (output,) if isinstance(output, torch.Tensor) else tuple(values):
-        if isinstance(value, torch.Tensor):
-            return _require_scalar(value, kind)
     raise ExecutionError(
         f"the model's forward returned {type(output).__name__} without a tensor; the "
         f"loss {kind!r} needs one"

@@ -79,7 +79,13 @@ class Certifier:
         """Start the process; it then imports what it needs, beside this one."""
         if self._process is not None:
             return
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            # Classes of a script's neighbours are imported there as they are here.
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START],
             stdin=subprocess.PIPE,

@@ -75,6 +75,12 @@ class ExampleInputs:
         """True if values of any input are known."""
         return any(shape.values is not None for _, shape in self.shapes)
 
+    @property
+    def labelled(self) -> bool:
+        """True if a tensor is named as labels are."""
+        names = (name.rsplit(".", 1)[-1].lower() for name, _ in self.shapes)
+        return any(name == "y" or "label" in name or "target" in name for name in names)
+
     def materialise(
         self, make: Callable[[InputShape], torch.Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -122,8 +122,12 @@ def _grows(node: Any, divisor: float | None, batch: int) -> bool:
     """Return True for a sum over samples that is divided by no number of them."""
     summed = node._saved_self_sym_sizes if node.name() == "SumBackward0" else ()
     shape = tuple(summed or node._saved_self.shape)
-    listed = node.next_functions[0][0].name() in ("StackBackward0", "CatBackward0")
-    samples = batch > 1 and bool(shape) and shape[0] % batch == 0 and not listed
+    before = node.next_functions[0][0]
+    listed = before.name() in ("StackBackward0", "CatBackward0")
+    reduced = before.name() in ("MeanBackward1", "SumBackward1")
+    gone = reduced and 0 in before._saved_dim
+    owned = batch > 1 and bool(shape) and shape[0] % batch == 0
+    samples = owned and not listed and not gone
     if divisor is None or not samples or not _reads_samples(node):
         return False
     counts = round(divisor)

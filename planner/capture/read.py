@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from planner.adapters import add_adapter_styles
+from planner.capture.batch_check import batch_violation
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import ExampleInputs, read_inputs
 from planner.capture.media import has_media, with_media
@@ -164,6 +165,7 @@ def capture(
         name=label,
         ref=where,
         trusted=splits is not None,
+        numbers=None if loaded else partial(batch_violation, source, build),
     )
     told = (*graph.assumptions, *fallback_code(graph))
     return replace(graph, assumptions=told)
@@ -324,6 +326,7 @@ def _graph(
     name: str,
     ref: str | None,
     trusted: bool,
+    numbers: Callable[[float], str | None] | None,
 ) -> ModelGraph:
     module, dtype, inputs = source.module, source.dtype, source.inputs
     ops = expand(reading.trace, module, dtype)
@@ -347,6 +350,7 @@ def _graph(
         else why_whole_stream(blocks, made.edges) or _passed_by(roles),
         sharding=sharding,
         units=list(dict.fromkeys(plan.units)),
+        numbers=numbers and partial(numbers, sum(b.forward_flops for b in blocks)),
     )
     own = found.own_loss
     config = dict(facts.config) | {
@@ -434,6 +438,7 @@ def _divisions(
     stream: str | None,
     sharding: Mapping[str, str],
     units: Sequence[str],
+    numbers: Callable[[], str | None] | None,
 ) -> _Divisions:
     """Look at tokens and samples, as far as nothing else rules their division out.
 
@@ -445,6 +450,7 @@ def _divisions(
         stream: Why sequence parallelism is ruled out.
         sharding: Pattern to style.
         units: In order.
+        numbers: Trains the model on a batch and on its halves, to tell the difference.
     """
     kind, whole = attention
     assumptions, own = reading.assumptions, reading.own_loss
@@ -464,6 +470,8 @@ def _divisions(
             together = f"{error}, and may bring them together"
         else:
             assumptions = (*assumptions, f"samples are treated one by one: {error}")
+    if together is None and own is None and numbers and check:
+        together = numbers()
     if together is not None:
         own = "coupled"
         assumptions = (*assumptions, f"batches stay whole: {together}")

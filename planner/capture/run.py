@@ -34,6 +34,7 @@ from planner.capture.shapes import ShapeCache
 from planner.capture.stand_ins import AttentionKind, fused_attention_patched
 from planner.capture.trace import Trace, Tracer
 from planner.errors import CaptureError, OpBudgetError
+from planner.model_output import loss_beside, main_tensor, named_loss
 
 __all__ = [
     "Loss",
@@ -41,6 +42,7 @@ __all__ = [
     "Reading",
     "Source",
     "compute_loss",
+    "own_loss_of",
     "scores_of",
     "trace_model",
 ]
@@ -293,15 +295,12 @@ def _run(
     if source.dtype is not None:
         torch.set_default_dtype(source.dtype)
     args, kwargs = source.arguments(mode)
-    integers = [
-        shape.shape for _, shape in source.inputs.shapes if shape.high is not None
-    ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(tracer)
         stack.enter_context(repeats_traced_once(groups, tracer))
         try:
-            loss = compute_loss(module(*args, **kwargs), source.loss, integers)
+            loss = compute_loss(module(*args, **kwargs), source.loss, source.inputs)
             own = own_loss(loss.value, source.inputs) if loss.kind == "model" else None
             loss.value.backward()  # type: ignore[no-untyped-call]
         except OpBudgetError:
@@ -359,18 +358,9 @@ class Loss:
     kind: str
 
 
-def _field(output: Any, name: str) -> torch.Tensor | None:
-    found = (
-        output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-    )
-    return found if isinstance(found, torch.Tensor) else None
-
-
 def scores_of(output: Any, integers: Iterable[tuple[int, ...]]) -> torch.Tensor | None:
     """Find scores [batch, length, vocabulary] of an integer input [batch, length]."""
-    found = _field(output, "logits")
-    if found is None and isinstance(output, torch.Tensor):
-        found = output
+    found = main_tensor(output)
     if found is None or found.dim() != 3 or not found.is_floating_point():
         return None
     return found if tuple(found.shape[:2]) in set(integers) else None
@@ -378,9 +368,7 @@ def scores_of(output: Any, integers: Iterable[tuple[int, ...]]) -> torch.Tensor 
 
 def _class_scores(output: Any) -> torch.Tensor | None:
     """Find scores [batch, classes]."""
-    found = _field(output, "logits")
-    if found is None and isinstance(output, torch.Tensor):
-        found = output
+    found = main_tensor(output)
     if found is None or found.dim() != 2 or not found.is_floating_point():
         return None
     return found
@@ -417,9 +405,7 @@ def _mean_square(output: Any) -> torch.Tensor:
     return total
 
 
-def compute_loss(
-    output: Any, kind: LossKind, integers: Iterable[tuple[int, ...]]
-) -> Loss:
+def compute_loss(output: Any, kind: LossKind, inputs: ExampleInputs) -> Loss:
     """Make a scalar loss from whatever a forward returned.
 
     ``auto`` takes the model's own loss if it has one, next-token cross-entropy if the
@@ -430,12 +416,12 @@ def compute_loss(
     Args:
         output: Result of forward.
         kind: Kind of loss to make.
-        integers: Shapes of the integer inputs.
+        inputs: What forward was given.
 
     Raises:
         CaptureError: If the output does not allow that loss.
     """
-    found = _loss(output, kind, integers)
+    found = _loss(output, kind, inputs)
     if not found.value.requires_grad:
         raise CaptureError(
             "the loss needs no gradient, so there is nothing to train; check "
@@ -444,18 +430,41 @@ def compute_loss(
     return found
 
 
-def _loss(output: Any, kind: LossKind, integers: Iterable[tuple[int, ...]]) -> Loss:
-    own = _field(output, "loss")
-    if own is None and isinstance(output, torch.Tensor) and not output.dim():
-        own = output
-    if kind == "model" or (kind == "auto" and own is not None):
+def own_loss_of(
+    output: Any, kind: LossKind, inputs: ExampleInputs
+) -> torch.Tensor | None:
+    """Return the loss that a forward returned, if that is the kind to train on.
+
+    Raises:
+        CaptureError: If nobody knows what a scalar beside other tensors is.
+    """
+    if kind not in ("auto", "model"):
+        return None
+    own = named_loss(output)
+    beside = loss_beside(output) if own is None else None
+    if beside is None or kind == "model" or inputs.labelled:
+        return own if beside is None else beside
+    raise CaptureError(
+        "forward returns a scalar beside other tensors, and has no input named labels "
+        "or targets, so it may be the loss or a part of one; return it as a field or "
+        "key named loss, or return it alone; or choose one by planning for "
+        "planner.capture.capture(model, example_inputs, loss='model'), or with "
+        "'cross_entropy' or 'mean_square' of the other outputs"
+    )
+
+
+def _loss(output: Any, kind: LossKind, inputs: ExampleInputs) -> Loss:
+    own = own_loss_of(output, kind, inputs)
+    if kind == "model" or own is not None:
         if own is None:
             raise CaptureError(
                 "loss='model', but forward returned neither a scalar nor a .loss; use "
                 "loss='mean_square' or pass labels among example_inputs"
             )
         return Loss(value=own, kind="model")
-    logits = scores_of(output, integers)
+    logits = scores_of(
+        output, [shape.shape for _, shape in inputs.shapes if shape.high is not None]
+    )
     if kind == "cross_entropy" and logits is None:
         logits = _class_scores(output)
     if kind == "cross_entropy" or (kind == "auto" and logits is not None):

@@ -31,7 +31,7 @@ from planner.capture.private_apis import (
     tree_unflatten,
 )
 from planner.capture.repeat import repeats_traced_once
-from planner.capture.run import Source, scores_of
+from planner.capture.run import Source, own_loss_of, scores_of
 from planner.capture.stand_ins import fused_attention_patched
 from planner.capture.token_rules import (
     BATCH_NORMS,
@@ -39,6 +39,7 @@ from planner.capture.token_rules import (
     Op,
     Shape,
     mixes_samples,
+    sums_of_losses,
     token_violation,
 )
 from planner.capture.trace import Call, Tracer
@@ -201,10 +202,11 @@ def _inside(name: str, module: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """Ops of one forward, and the storages that hold what is trained on."""
+    """Ops of one forward, and the storages that hold its results and its own loss."""
 
     ops: list[Op]
     results: frozenset[int]
+    losses: frozenset[int]
 
     def used(self) -> list[bool]:
         """True for each op from which results, or a choice of the code, follow."""
@@ -290,11 +292,13 @@ class TokenCheck:
         if [op.name for op in few.ops] != [op.name for op in many.ops]:
             return None
         rows = zip(few.ops, many.ops, few.used(), strict=True)
+        pairs = [(one, two) for one, two, used in rows if used]
+        sums = sums_of_losses(pairs, few.losses)
         return next(
             (
                 f"{one.module or 'its forward'} brings samples together ({one.name})"
-                for one, two, used in rows
-                if used
+                for row, (one, two) in enumerate(pairs)
+                if row not in sums
                 and not self._synchronised(one)
                 and mixes_samples(one, two, sizes)
             ),
@@ -408,14 +412,17 @@ class TokenCheck:
                     recorder.know(fake, value)
                 with recorder, repeats_traced_once(source.repeats(), recorder):
                     output = module(*args, **kwargs)
+                loss = own_loss_of(output, source.loss, inputs)
                 scores = scores_of(
                     output, _integers(inputs, self._length, length, times)
                 )
-                results = _tensors(output if scores is None else scores)
+                trained = loss if loss is not None else scores
+                results = _tensors(output if trained is None else trained)
         held = recorder.buffers()
         return _Run(
             ops=recorder.ops,
             results=frozenset({*recorder.storages(results), *held}),
+            losses=frozenset(recorder.storages(loss)),
         )
 
 

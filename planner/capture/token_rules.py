@@ -64,6 +64,13 @@ _TOGETHER = _ALONG - frozenset({
     "scatter_add", "select", "slice", "split", "split_with_sizes", "stack", "unbind",
     "unfold", "unsafe_split",
 })
+#: Ops of which the result is a sum of what they read, by numbers.
+_LINEAR = frozenset({
+    "_to_copy", "_unsafe_view", "add", "add_", "alias", "cat", "clone", "detach", "div",
+    "div_", "expand", "mean", "mul", "mul_", "neg", "rsub", "squeeze", "stack", "sub",
+    "sub_", "sum", "unsqueeze", "view",
+})
+_PRODUCTS = frozenset({"div", "div_", "mul", "mul_"})
 #: Ops that return what lies at one place, or in one range, of a dimension.
 _CHOOSES = frozenset({"select", "slice"})
 #: Ops that normalise channels by the statistics of samples, or running ones.
@@ -286,3 +293,33 @@ def mixes_samples(one: Op, two: Op, sizes: Collection[int]) -> bool:
         not one.dims or axis in {dim % len(shape) for dim in one.dims}
         for axis, shape in held
     )
+
+
+def sums_of_losses(
+    pairs: Sequence[tuple[Op, Op]], losses: Collection[int]
+) -> frozenset[int]:
+    """Rows of ops that sum over samples what becomes a loss and nothing else.
+
+    From the losses, ops are followed back through what is linear and has no dimension
+    of samples. A loss that is a sum or mean of samples' own is no meeting of theirs.
+
+    Args:
+        pairs: Ops of a run that are of use, and the same with twice the samples.
+        losses: Storages that are trained on.
+    """
+    parts, elsewhere, found = set(losses), set[int](), set[int]()
+    for row, (one, two) in reversed([*enumerate(pairs)]):
+        made = set(one.writes)
+        only = bool(made) and made <= parts and not made & elsewhere
+        if only and _is_linear(one) and one.outputs == two.outputs:
+            if one.inputs == two.inputs:
+                parts.update(one.reads)
+                continue
+            found.add(row)
+        elsewhere.update(one.reads)
+    return frozenset(found)
+
+
+def _is_linear(op: Op) -> bool:
+    factors = sum(value is None for value in op.values)
+    return op.name in _LINEAR and (op.name not in _PRODUCTS or factors == 1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from planner.capture.inputs import read_inputs
 from planner.capture.run import compute_loss
 
 
@@ -44,12 +45,7 @@ def flops(module: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[float, fl
 
 
 def _loss(module: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
-    integers = [
-        tuple(value.shape)
-        for value in inputs.values()
-        if isinstance(value, torch.Tensor) and not value.is_floating_point()
-    ]
-    return compute_loss(module(**inputs), "auto", integers).value
+    return compute_loss(module(**inputs), "auto", read_inputs(module, inputs)).value
 
 
 Build = Callable[[], torch.nn.Module]

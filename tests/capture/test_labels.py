@@ -179,7 +179,7 @@ _SQUARE: Any = nn.functional.mse_loss
         (lambda m, x: _SQUARE(m(x), x, reduction="sum"), False),
         (lambda m, x: _SQUARE(m(x), x, reduction="sum") / 99, False),
         (lambda m, x: _SQUARE(m(x), x, reduction="sum") / len(x), True),
-        (lambda m, x: 0.25 * _SQUARE(m(x), x, reduction="sum"), True),
+        (lambda m, x: 0.25 * _SQUARE(m(x), x, reduction="sum"), False),
         (lambda m, x: _SQUARE(m(x), x).sqrt(), False),
         (lambda m, x: _SQUARE(m(x), x) ** 2, False),
         (lambda m, x: m(x).max(), False),

@@ -1,0 +1,198 @@
+"""Train a small module on a batch and on its halves, and compare.
+
+Ranks and microbatches have parts of a batch. The ops of a forward tell most of what
+looks at others of them; numbers tell the rest: a choice by the first sample, places in
+the batch, means by weights, counters, a backward of one's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from planner.capture.fakes import quiet_state
+from planner.capture.inputs import ExampleInputs, InputShape
+from planner.capture.run import Source, compute_loss
+
+__all__ = ["batch_violation"]
+
+#: Samples that are tried, the most that cost no more than is allowed.
+_SAMPLES = (32, 4)
+#: Most FLOPs of a forward of them all: about a second for all runs.
+_MOST_FLOPS = 5e9
+_MOST_PARAMETERS = 50_000_000
+#: Batches, each of other numbers; counters show from the second on.
+_ROUNDS = 3
+#: Relative differences of losses and gradients that are rounding, as in certificates.
+_LOSS, _GRADIENT = 1e-4, 0.02
+
+
+def batch_violation(
+    source: Source, build: Callable[[], nn.Module] | None, flops: float
+) -> str | None:
+    """Return how a batch differs from its halves; None if it does not, or is unknown.
+
+    Dropout is off, batch norms use their running statistics: both are known by their
+    modules. A model that differs from itself is unknown, and so is one of more than 50
+    million parameters or 5 GFLOP in a forward of four samples.
+
+    Args:
+        source: The model and its inputs.
+        build: Makes the module anew; None if that of ``source`` has values.
+        flops: Of a forward of its batch.
+    """
+    parameters = list(source.module.parameters())
+    count = sum(parameter.numel() for parameter in parameters)
+    meta = build is None and any(parameter.is_meta for parameter in parameters)
+    each = flops / source.inputs.batch
+    samples = next((n for n in _SAMPLES if n * each <= _MOST_FLOPS), None)
+    if meta or samples is None or count > _MOST_PARAMETERS:
+        return None
+    with quiet_state(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        torch.set_grad_enabled(True)
+        # Whatever the code of a model raises on numbers that are drawn.
+        with contextlib.suppress(Exception):
+            module = _quiet(copy.deepcopy(source.module) if build is None else build())
+            return _compared(_Batches(source, samples), module)
+    return None
+
+
+def _compared(batches: _Batches, module: nn.Module) -> str | None:
+    """Compare with a batch whole; what draws numbers in training is tried without."""
+    for mode in (True, False):
+        if not mode:
+            module.eval()
+        one, other = (_trained(copy.deepcopy(module), batches, 1) for _ in range(2))
+        if _difference(one, other) is None:
+            return _difference(one, _trained(module, batches, 2))
+    return None
+
+
+def _quiet(module: nn.Module) -> nn.Module:
+    """Put a module on the CPU, its 16-bit numbers in float32, without dropout."""
+    module = module.cpu().train()
+    for one in (*module.parameters(), *module.buffers()):
+        if one.is_floating_point() and one.element_size() < 4:
+            one.data = one.data.float()
+    for part in module.modules():
+        if isinstance(part, _DropoutNd | _BatchNorm):
+            part.eval()
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A loss, and the gradients of all that is trained, by name."""
+
+    loss: float
+    gradients: dict[str, torch.Tensor]
+
+
+def _trained(module: nn.Module, batches: _Batches, parts: int) -> list[_Step]:
+    """Compute losses and gradients of all batches, each in so many parts."""
+    steps = []
+    for number in range(_ROUNDS):
+        module.zero_grad()
+        losses = []
+        for args, kwargs in batches.parts(number, parts):
+            loss = batches.loss(module(*args, **kwargs), parts)
+            (loss / parts).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.item())
+        gradients = {
+            name: parameter.grad.to_dense().clone()
+            for name, parameter in module.named_parameters()
+            if parameter.grad is not None
+        }
+        steps.append(_Step(sum(losses) / parts, gradients))
+    return steps
+
+
+def _difference(ones: list[_Step], others: list[_Step]) -> str | None:
+    """Describe the first difference of more than rounding; None if there is none."""
+    for one, other in zip(ones, others, strict=True):
+        if not (math.isfinite(one.loss) and math.isfinite(other.loss)):
+            return None
+        if abs(one.loss - other.loss) > _LOSS * max(1.0, abs(one.loss)):
+            return (
+                f"the loss of a batch, {one.loss:.4g}, is not the mean of its halves', "
+                f"{other.loss:.4g}"
+            )
+        norms = {name: float(value.norm()) for name, value in one.gradients.items()}
+        floor = 1e-3 * math.hypot(*norms.values()) + 1e-7
+        for name, value in other.gradients.items():
+            own = one.gradients.get(name, torch.zeros_like(value))
+            apart = float((value - own).norm())
+            if apart > _GRADIENT * norms.get(name, 0.0) + floor:
+                return (
+                    f"the gradient of {name} of a batch is not the mean of its halves'"
+                )
+    return None
+
+
+class _Batches:
+    """Batches of random numbers, equal for an equal number.
+
+    Args:
+        source: The model and its inputs.
+        samples: Of each batch.
+    """
+
+    def __init__(self, source: Source, samples: int) -> None:
+        self._inputs: ExampleInputs = source.inputs
+        self._kind = source.loss
+        self._samples = samples
+
+    def loss(self, output: Any, parts: int) -> torch.Tensor:
+        """Return the loss of what forward returned of one of so many parts."""
+        rows = self._samples // parts
+        shapes = tuple(
+            (name, replace(shape, shape=(rows, *shape.shape[1:])))
+            for name, shape in self._inputs.shapes
+        )
+        inputs = replace(self._inputs, shapes=shapes)
+        return compute_loss(output, self._kind, inputs).value
+
+    def parts(
+        self, number: int, parts: int
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Go through arguments of forward for the parts of a batch, in order."""
+        for part in range(parts):
+            drawn = torch.Generator().manual_seed(number)
+
+            def make(
+                shape: InputShape, part: int = part, drawn: torch.Generator = drawn
+            ) -> torch.Tensor:
+                return self._make(shape, drawn, part, parts)
+
+            yield self._inputs.materialise(make)
+
+    def _make(
+        self, shape: InputShape, drawn: torch.Generator, part: int, parts: int
+    ) -> torch.Tensor:
+        """Make an input of a part; one that no sample owns rows of is whole."""
+        batch = self._inputs.batch
+        owned = bool(shape.shape) and shape.shape[0] == batch
+        rows = self._samples if owned else 1
+        sizes = (rows, *shape.shape[1:]) if owned else shape.shape
+        dtype: torch.dtype = getattr(torch, shape.dtype)
+        if shape.values is not None:
+            known = shape.known()
+            value = known[torch.arange(rows) % batch] if owned else known
+        elif shape.high is None:
+            value = torch.randn(sizes, generator=drawn)
+        elif dtype is torch.bool:
+            value = torch.rand(sizes, generator=drawn) < 0.7
+        else:
+            value = torch.randint(max(1, shape.high), sizes, generator=drawn).to(dtype)
+        return value.chunk(parts)[part] if owned else value
