@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -96,6 +97,25 @@ def test_what_trains_wrongly_is_not_returned() -> None:
 def test_what_trains_wrongly_one_way_is_planned_in_another() -> None:
     made = _plan(_Tokens(), example_inputs=_EXAMPLE)
     assert made.strategy.mesh.cp == 1
+    assert made.certificate is not None
+    assert made.certificate.verdict == "right"
+
+
+def test_a_module_from_a_file_beside_the_script_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_the_script.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Beside(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = nn.Linear(4, 4)\n\n"
+        "    def forward(self, x):\n"
+        "        return self.layer(x).square().mean()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    model = importlib.import_module("beside_the_script").Beside()
+    made = _plan(model, example_inputs=torch.zeros(2, 4))
     assert made.certificate is not None
     assert made.certificate.verdict == "right"
 
