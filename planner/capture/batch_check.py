@@ -27,9 +27,10 @@ from planner.capture.run import Source, compute_loss
 __all__ = ["batch_violation"]
 
 #: Samples that are tried, the most that cost no more than is allowed.
-_SAMPLES = (32, 4)
-#: Most FLOPs of a forward of them all: about a second for all runs.
-_MOST_FLOPS = 5e9
+_SAMPLES = (8, 4)
+#: Most FLOPs of a forward of them all, and bytes kept for backward, where the ops that
+#: take the time have no FLOPs: about a second for all runs.
+_MOST_FLOPS, _MOST_BYTES = 5e9, 250e6
 _MOST_PARAMETERS = 50_000_000
 #: Batches, each of other numbers; counters show from the second on.
 _ROUNDS = 3
@@ -38,24 +39,28 @@ _LOSS, _GRADIENT = 1e-4, 0.02
 
 
 def batch_violation(
-    source: Source, build: Callable[[], nn.Module] | None, flops: float
+    source: Source,
+    build: Callable[[], nn.Module] | None,
+    flops: float,
+    saved_bytes: float,
 ) -> str | None:
     """Return how a batch differs from its halves; None if it does not, or is unknown.
 
     Dropout is off, batch norms use their running statistics: both are known by their
     modules. A model that differs from itself is unknown, and so is one of more than 50
-    million parameters or 5 GFLOP in a forward of four samples.
+    million parameters, 5 GFLOP in a forward of four samples, or 250 MB kept by it.
 
     Args:
         source: The model and its inputs.
         build: Makes the module anew; None if that of ``source`` has values.
         flops: Of a forward of its batch.
+        saved_bytes: What that keeps for backward.
     """
     parameters = list(source.module.parameters())
     count = sum(parameter.numel() for parameter in parameters)
     meta = build is None and any(parameter.is_meta for parameter in parameters)
-    each = flops / source.inputs.batch
-    samples = next((n for n in _SAMPLES if n * each <= _MOST_FLOPS), None)
+    each = max(flops / _MOST_FLOPS, saved_bytes / _MOST_BYTES) / source.inputs.batch
+    samples = next((n for n in _SAMPLES if n * each <= 1.0), None)
     if meta or samples is None or count > _MOST_PARAMETERS:
         return None
     with quiet_state(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):

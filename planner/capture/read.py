@@ -156,6 +156,7 @@ def capture(
         op_budget=op_budget,
     )
     reading = trace_model(source)
+    own_code = not loaded and not type(module).__module__.startswith("transformers.")
     label = name or (loaded.name if loaded is not None else type(module).__name__)
     where = ref or (loaded.ref if loaded is not None else None)
     graph = _graph(
@@ -165,7 +166,7 @@ def capture(
         name=label,
         ref=where,
         trusted=splits is not None,
-        numbers=None if loaded else partial(batch_violation, source, build),
+        numbers=partial(batch_violation, source, build) if own_code else None,
     )
     told = (*graph.assumptions, *fallback_code(graph))
     return replace(graph, assumptions=told)
@@ -326,7 +327,7 @@ def _graph(
     name: str,
     ref: str | None,
     trusted: bool,
-    numbers: Callable[[float], str | None] | None,
+    numbers: Callable[[float, float], str | None] | None,
 ) -> ModelGraph:
     module, dtype, inputs = source.module, source.dtype, source.inputs
     ops = expand(reading.trace, module, dtype)
@@ -350,7 +351,12 @@ def _graph(
         else why_whole_stream(blocks, made.edges) or _passed_by(roles),
         sharding=sharding,
         units=list(dict.fromkeys(plan.units)),
-        numbers=numbers and partial(numbers, sum(b.forward_flops for b in blocks)),
+        numbers=numbers
+        and partial(
+            numbers,
+            sum(block.forward_flops for block in blocks),
+            sum(block.saved_bytes for block in blocks),
+        ),
     )
     own = found.own_loss
     config = dict(facts.config) | {
