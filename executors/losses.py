@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from executors.loss_scaling import LossScaler
 from executors.strategies.chunked_head import ChunkedHead
+from planner.checkpointing import checkpoints_in_place
 from planner.errors import ExecutionError
 from planner.model_output import loss_beside, main_tensor, named_loss
 
@@ -157,6 +158,13 @@ class Tally:
         )
 
 
+def _tally(labels: torch.Tensor, parts: int) -> Tally:
+    counts = (labels != _IGNORED).reshape(parts, -1).sum(1)
+    return Tally(
+        count=int(counts.sum()), fewest=int(counts.min()), most=int(counts.max())
+    )
+
+
 @dataclass(kw_only=True)
 class LossFunction:
     """The loss of one microbatch, as its share of the global mean.
@@ -209,12 +217,13 @@ class LossFunction:
             count = 0 if target is None else int((target != _IGNORED).sum())
             return Tally(count=count)
         labels = batch.get("labels")
-        if labels is None or not _is_integer(labels):
-            return Tally(count=0)
-        counted = _shifted(labels, self.label_shift) != _IGNORED
-        counts = counted.reshape(parts, -1).sum(1)
-        return Tally(
-            count=int(counts.sum()), fewest=int(counts.min()), most=int(counts.max())
+        if labels is not None:
+            labels = _shifted(labels, self.label_shift)
+        # Own code may call them by any name.
+        found = [labels] if labels is not None else batch.values()
+        tallies = [_tally(one, parts) for one in found if _is_integer(one)]
+        return max(
+            tallies, key=lambda one: one.most - one.fewest, default=Tally(count=0)
         )
 
     def take(self, tally: Tally, num_microbatches: int) -> None:
@@ -282,7 +291,10 @@ class LossFunction:
             target: From :meth:`target`.
         """
         self.expect(target)
-        return self(module(**inputs), target)
+        # DDP is told of each parameter once, which the reentrant kind of them breaks.
+        with checkpoints_in_place():
+            output = module(**inputs)
+        return self(output, target)
 
     def expect(self, target: torch.Tensor | None) -> None:
         """Announce the target of the next forward, which may compute the loss."""

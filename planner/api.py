@@ -313,6 +313,8 @@ _AGAINST = {
 }
 #: Plans of different axes that are certified before there is said to be none.
 _MOST_TRIED = 12
+#: Plans of the same axes among them, while there are others.
+_MOST_ALIKE = 2
 
 
 def _certified(
@@ -332,14 +334,14 @@ def _certified(
         NoFeasiblePlanError: If there is none.
     """
     violations: dict[str, str] = {}
-    for found in ranked:
-        strategy = found[1].strategy
-        certificate = certifier.certify(made.model_copy(update={"strategy": strategy}))
+    pins, timing_s = made.provenance.pinned, made.timing_s
+    for found in _kinds_in_turn(ranked, failed := []):
+        if found[1].strategy != made.strategy:
+            made = _assembled(answer, found, pins, timing_s)
+        certificate = certifier.certify(made)
         if certificate.verdict in ("right", "unknown"):
-            if strategy != made.strategy:
-                pins, timing_s = made.provenance.pinned, made.timing_s
-                made = _assembled(answer, found, pins, timing_s)
             return made.model_copy(update={"certificate": certificate})
+        failed.append(_axes(found[1]))
         against = _AGAINST[certificate.verdict]
         violations[certificate.strategy] = f"{against}: {certificate.reason}"
         if len(violations) == _MOST_TRIED:
@@ -347,6 +349,27 @@ def _certified(
     raise NoFeasiblePlanError(
         [f"{label} {reason}" for label, reason in violations.items()]
     )
+
+
+def _axes(candidate: Candidate) -> frozenset[str]:
+    degrees = candidate.strategy.mesh.model_dump()
+    return frozenset(axis for axis, degree in degrees.items() if degree > 1)
+
+
+def _kinds_in_turn(
+    ranked: Sequence[tuple[SearchResult, Candidate]], failed: list[frozenset[str]]
+) -> Iterator[tuple[SearchResult, Candidate]]:
+    """Go through candidates, those of axes that failed twice after all others.
+
+    Args:
+        ranked: The best first.
+        failed: Axes of those that failed; grows meanwhile.
+    """
+    waiting = list(ranked)
+    while waiting:
+        axes = [_axes(candidate) for _, candidate in waiting]
+        hopeful = (at for at, one in enumerate(axes) if failed.count(one) < _MOST_ALIKE)
+        yield waiting.pop(next(hopeful, 0))
 
 
 def _ranked(

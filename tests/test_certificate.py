@@ -15,6 +15,7 @@ from planner import plan
 from planner.certificate import Certifier
 from planner.errors import NoFeasiblePlanError
 from planner.schema import Plan
+from planner.schema.plan_parts import Certificate
 
 TINY = {
     "model_type": "llama",
@@ -99,6 +100,25 @@ def test_what_trains_wrongly_one_way_is_planned_in_another() -> None:
     assert made.strategy.mesh.cp == 1
     assert made.certificate is not None
     assert made.certificate.verdict == "right"
+
+
+def test_the_next_plan_is_handed_over_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the memory of its own ranks, or no process could read it."""
+    seen = []
+
+    def certify(_: Certifier, made: Plan) -> Certificate:
+        seen.append(Plan.from_data(made.to_data(), where="a plan").strategy)
+        late = made.strategy.mesh.pp > 1
+        label = made.strategy.label()
+        return Certificate(verdict="late" if late else "right", strategy=label)
+
+    monkeypatch.setattr(Certifier, "certify", certify)
+    monkeypatch.setattr(Certifier, "_start", lambda _: None)
+    layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    made = _plan(layers, example_inputs=torch.zeros(8, 16))
+    assert seen[0].mesh.pp == 2
+    assert made.strategy == seen[-1]
+    assert [entry.rank for entry in made.prediction.memory] == [0]
 
 
 def test_a_module_from_a_file_beside_the_script_is_imported(

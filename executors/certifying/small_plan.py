@@ -63,7 +63,9 @@ def small_plan(
     stages = mesh.pp * virtual
     units = _units(plan, model, stages)
     size = min(strategy.microbatch_size, 2)
-    count = _microbatches(strategy, mesh.pp, virtual)
+    coupled = plan.workload.own_loss == "coupled" or plan.model.batch_norm_values
+    whole = bool(coupled) and strategy.num_microbatches == 1
+    count = _microbatches(strategy, mesh.pp, virtual, whole=whole)
     old = strategy.stages
     bounds = [round(len(units) * i / stages) for i in range(stages + 1)]
     shell = Strategy(
@@ -182,10 +184,15 @@ def _kinds(names: Sequence[str]) -> set[str]:
     return {re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names}
 
 
-def _microbatches(strategy: Strategy, pp: int, virtual: int) -> int:
+def _microbatches(
+    strategy: Strategy, pp: int, virtual: int, *, whole: bool = False
+) -> int:
+    """Return how many microbatches a twin has; one if its batch is not divided."""
     if pp == 1:
         return min(strategy.num_microbatches, 2)
     spec = strategy.schedule_spec
+    if whole and spec.violation(pp, virtual, 1) is None:
+        return 1
     return next(
         (n for n in (2 * pp, 4 * pp, 2, 1) if spec.violation(pp, virtual, n) is None),
         2 * pp,

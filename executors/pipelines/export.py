@@ -27,6 +27,7 @@ from executors.deferred.model import held_tensors
 from executors.exception_chain import explain
 from executors.losses import LossKind, select_output
 from executors.strategies.context import whole_sequences
+from planner.checkpointing import checkpoints_in_place
 from planner.errors import ExecutionError
 
 __all__ = ["ExportedModel", "export_model", "fixed_shapes"]
@@ -101,6 +102,7 @@ def export_model(
         rows = nullcontext() if "position_ids" in inputs else whole_sequences()
         with (
             fixed_shapes(),
+            checkpoints_in_place(),
             rows,
             fake,
             _pre_hooks_within(modules),
@@ -426,9 +428,19 @@ class _Rebuilt:
         """Erase unread nodes, but for calls of units and ops with effects."""
         for node in reversed(self.graph.nodes):
             unread = not node.users
-            pure = node.op == "call_function" and not node.is_impure()
+            pure = node.op == "call_function" and not self._has_effects(node)
             if unread and (pure or node.op == "get_attr"):
                 self.graph.erase_node(node)
+
+    def _has_effects(self, node: fx.Node) -> bool:
+        """Return True for an op with effects, and a region (no_grad) that has one."""
+        parts = [self.attributes.get(str(arg.target)) for arg in node.all_input_nodes]
+        return node.is_impure() or any(
+            inner.op == "call_function" and inner.is_impure()
+            for part in parts
+            if isinstance(part, fx.GraphModule)
+            for inner in part.graph.nodes
+        )
 
 
 def _is_of_vmap(node: fx.Node) -> bool:

@@ -44,7 +44,7 @@ def batch_violation(
     flops: float,
     saved_bytes: float,
 ) -> str | None:
-    """Return how a batch differs from its halves; None if it does not, or is unknown.
+    """Return how a batch differs from its halves, empty if not; None if unknown.
 
     Dropout is off, batch norms use their running statistics: both are known by their
     modules. A model that differs from itself is unknown, and so is one of more than 50
@@ -80,7 +80,9 @@ def _compared(batches: _Batches, module: nn.Module) -> str | None:
             module.eval()
         one, other = (_trained(copy.deepcopy(module), batches, 1) for _ in range(2))
         if _difference(one, other) is None:
-            return _difference(one, _trained(module, batches, 2))
+            found = _difference(one, _trained(module, batches, 2))
+            finite = all(math.isfinite(step.loss) for step in one)
+            return "" if found is None and mode and finite and batches.owned else found
     return None
 
 
@@ -157,6 +159,9 @@ class _Batches:
         self._inputs: ExampleInputs = source.inputs
         self._kind = source.loss
         self._samples = samples
+        rows = {shape.shape[:1] for _, shape in source.inputs.shapes}
+        #: Whether each sample owns one row of every input.
+        self.owned = rows == {(source.inputs.batch,)}
 
     def loss(self, output: Any, parts: int) -> torch.Tensor:
         """Return the loss of what forward returned of one of so many parts."""

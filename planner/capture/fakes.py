@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -73,13 +74,25 @@ def no_init() -> Iterator[None]:
             setattr(init, name, function)
 
 
+def _eager() -> contextlib.AbstractContextManager[Any]:
+    """While open, run nothing compiled; nothing is, where dynamo was not imported."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    stance: Any = torch.compiler.set_stance("force_eager")
+    return cast("contextlib.AbstractContextManager[Any]", stance)
+
+
 @contextlib.contextmanager
 def quiet_state() -> Iterator[None]:
-    """Put the random state, default dtype and gradient mode back afterwards."""
+    """Put the random state, default dtype and gradient mode back afterwards.
+
+    Modules that were compiled run their own code meanwhile, whose ops can be seen.
+    """
     random, dtype = torch.get_rng_state(), torch.get_default_dtype()
     gradients = torch.is_grad_enabled()
     try:
-        yield
+        with _eager():
+            yield
     finally:
         torch.set_rng_state(random)
         torch.set_default_dtype(dtype)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,10 @@ __all__ = ["MOST_KEPT", "ExampleInputs", "InputShape", "read_inputs"]
 _DEFAULT_HIGH = 2
 #: Largest tensor whose values are kept.
 MOST_KEPT = 1 << 18
+#: Most runs of equal integers that a plan keeps of an input.
+_MOST_RUNS = 256
+#: Arguments that change the container of what forward returns and nothing in it.
+_OF_OUTPUTS = frozenset({"return_dict"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,27 @@ class ExampleInputs:
         """True if a tensor is named as labels are."""
         names = (name.rsplit(".", 1)[-1].lower() for name, _ in self.shapes)
         return any(name == "y" or "label" in name or "target" in name for name in names)
+
+    def sample_values(
+        self, names: Collection[str]
+    ) -> dict[str, tuple[tuple[int | None, int], ...]]:
+        """Known integers of the first sample, by input, where they are few runs.
+
+        Args:
+            names: Of the inputs that are looked at.
+        """
+        found: dict[str, tuple[tuple[int | None, int], ...]] = {}
+        for name, shape in self.shapes:
+            left = math.prod(shape.shape) // self.batch
+            runs: list[tuple[int | None, int]] = []
+            for value, times in (shape.values or ()) if name in names else ():
+                if not left:
+                    break
+                runs.append((value, min(times, left)))
+                left -= runs[-1][1]
+            if runs and len(runs) <= _MOST_RUNS:
+                found[name] = tuple(runs)
+        return found
 
     def materialise(
         self, make: Callable[[InputShape], torch.Tensor]
@@ -153,17 +179,20 @@ def _lower(value: Any, high: int) -> Any:
 
 
 def _parameter_names(module: torch.nn.Module, count: int) -> list[str]:
-    """Names of positional arguments in forward's signature."""
-    try:
-        names = [
-            name
-            for name, parameter in inspect.signature(module.forward).parameters.items()
-            if parameter.kind
-            in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
-        ]
-    except (TypeError, ValueError):
-        names = []
-    return [*names, *(f"arg{index}" for index in range(len(names), count))][:count]
+    """Names of positional arguments in forward's signature.
+
+    Raises:
+        CaptureError: If forward takes some by position alone.
+    """
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(names) < count:
+        raise CaptureError(
+            f"example_inputs give forward {count} positional arguments, of which it "
+            f"takes {len(names)} ({', '.join(names) or 'none'}) by a name, and plans "
+            f"call it with keywords; plan for a module around yours that names them"
+        )
+    return names[:count]
 
 
 def _named_shapes(name: str, value: Any) -> list[tuple[str, InputShape]]:
@@ -176,6 +205,42 @@ def _named_shapes(name: str, value: Any) -> list[tuple[str, InputShape]]:
     else:
         return []
     return [pair for key, item in items for pair in _named_shapes(key, item)]
+
+
+def _require_plain(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that training by a plan could not give forward again.
+
+    Raises:
+        CaptureError: For a container of tensors, and a value that is not the default.
+    """
+    for name, value in arguments.items():
+        tensors = [each for each, _ in _named_shapes(name, value)]
+        if tensors == [name] or name in _OF_OUTPUTS:
+            continue
+        if tensors:
+            listed = ", ".join(each.rpartition(".")[2] for each in tensors)
+            raise CaptureError(
+                f"example_inputs give {name!r} as a {type(value).__name__} of tensors, "
+                f"and plans call forward with one tensor a keyword; plan for a module "
+                f"around yours that takes them one by one ({listed})"
+            )
+        default = _default(module, name)
+        if value == default or not (value or default):
+            continue
+        raise CaptureError(
+            f"example_inputs give {name}={value!r}, which is no tensor and not "
+            f"forward's default ({default!r}), and plans call forward with tensors "
+            f"alone; make it the default, or plan for a module around yours that "
+            f"gives it"
+        )
+
+
+def _default(module: torch.nn.Module, name: str) -> Any:
+    """Return the default of an argument of forward, None if it has none."""
+    with contextlib.suppress(TypeError, ValueError, KeyError):
+        found = inspect.signature(module.forward).parameters[name].default
+        return None if found is inspect.Parameter.empty else found
+    return None
 
 
 def read_inputs(
@@ -191,7 +256,8 @@ def read_inputs(
         high: Bound of synthetic integers, for example the vocabulary size.
 
     Raises:
-        CaptureError: If there is no tensor among them.
+        CaptureError: If there is no tensor among them, or what training by a plan,
+            which calls forward with tensors by name, could not give it again.
     """
     bound = _DEFAULT_HIGH if high is None else high
     positional: tuple[Any, ...] = ()
@@ -204,11 +270,13 @@ def read_inputs(
         positional = (_lower(example, bound),)
     shapes: list[tuple[str, InputShape]] = []
     names = _parameter_names(module, len(positional))
-    for name, value in [*zip(names, positional, strict=True), *keyword.items()]:
+    named = [*zip(names, positional, strict=True), *keyword.items()]
+    for name, value in named:
         shapes.extend(_named_shapes(name, value))
     if not shapes:
         raise CaptureError(
             "example_inputs hold no tensor; give a tensor, a tuple, or a mapping such "
             "as {'input_ids': ((1, 4096), 'int64')}"
         )
+    _require_plain(module, dict(named))
     return ExampleInputs(positional=positional, keyword=keyword, shapes=tuple(shapes))

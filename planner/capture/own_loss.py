@@ -86,7 +86,7 @@ def _is_no_mean(loss: Any, batch: int) -> bool:
             continue
         name = node.name()
         if name in _SCALES:
-            divisor = _divided(node, divisor)
+            divisor = _divided(node, divisor, batch)
         weighed = name == "NllLossBackward0" and node._saved_weight is not None
         bent = name in (*_BENT, *_CHOICES) and _reads_samples(node)
         if weighed or bent or (_is_sum(node) and _grows(node, divisor, batch)):
@@ -102,8 +102,12 @@ def _is_sum(node: Any) -> bool:
     return summed or node.name() == "SumBackward0"
 
 
-def _divided(node: Any, divisor: float | None) -> float | None:
-    """Return the number that a loss is divided by; None if that is a tensor's value."""
+def _divided(node: Any, divisor: float | None, batch: int) -> float | None:
+    """Return the number that a loss is divided by; None if nobody knows.
+
+    That is so where it is a tensor's value, and behind a division by samples: what
+    scales a mean over them (a temperature, a weight) says nothing more.
+    """
     other = node._saved_other
     if other is None:
         other = node._saved_self if node.name() == "MulBackward0" else None
@@ -113,9 +117,17 @@ def _divided(node: Any, divisor: float | None) -> float | None:
         return None
     with modes_off():
         number = float(other)
-    if node.name() == "DivBackward0":
-        return divisor * number
-    return divisor / number if number else None
+    if node.name() == "MulBackward0":
+        number = 1 / number if number else 0.0
+    if batch > 1 and _counts_samples(number, batch):
+        return None
+    return divisor * number or None
+
+
+def _counts_samples(divisor: float, batch: int) -> bool:
+    counts = round(divisor)
+    whole = counts > 0 and math.isclose(divisor, counts, rel_tol=1e-6)
+    return whole and counts % batch == 0
 
 
 def _grows(node: Any, divisor: float | None, batch: int) -> bool:
@@ -130,9 +142,7 @@ def _grows(node: Any, divisor: float | None, batch: int) -> bool:
     samples = owned and not listed and not gone
     if divisor is None or not samples or not _reads_samples(node):
         return False
-    counts = round(divisor)
-    whole = counts > 0 and math.isclose(divisor, counts, rel_tol=1e-6)
-    return not (whole and counts % batch == 0)
+    return not _counts_samples(divisor, batch)
 
 
 def _reads_samples(node: Any) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from planner.checkpointing import checkpoints_in_place
 from planner.errors import CaptureError
 
 __all__ = [
@@ -437,6 +438,7 @@ def quiet_forward() -> Iterator[None]:
             _unpacked_sequences(),
             _without_fused_rnn(),
             _module_casts(),
+            checkpoints_in_place(),
             mock.patch.object(torch, "tensor", _tensor_of_numbers),
         ):
             yield

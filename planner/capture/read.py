@@ -31,7 +31,7 @@ from planner.errors import CaptureError
 from planner.graph.coarsen import coarsen
 from planner.graph.fallbacks import fallback_code
 from planner.graph.fusion import OpFusions
-from planner.graph.model import ModelGraph
+from planner.graph.model import WHOLE_BATCH, ModelGraph
 from planner.graph.ops import OpGraph
 from planner.graph.sharding import (
     Roles,
@@ -49,8 +49,6 @@ __all__ = ["capture"]
 _AttentionKind = Literal["causal", "full"]
 #: Most sizes in a row of an input that holds sizes.
 _MOST_SIZES = 4
-#: Most runs of equal integers that a plan keeps of an input.
-_MOST_RUNS = 256
 #: Fact to the names that transformers configs give it, best first.
 _NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
@@ -156,6 +154,7 @@ def capture(
         op_budget=op_budget,
     )
     reading = trace_model(source)
+    source.loss = reading.loss
     own_code = not loaded and not type(module).__module__.startswith("transformers.")
     label = name or (loaded.name if loaded is not None else type(module).__name__)
     where = ref or (loaded.ref if loaded is not None else None)
@@ -358,6 +357,7 @@ def _graph(
             sum(block.saved_bytes for block in blocks),
         ),
     )
+    told = _told(source, reading)
     own = found.own_loss
     config = dict(facts.config) | {
         "loss": reading.loss,
@@ -379,10 +379,8 @@ def _graph(
             )
             for key, shape in inputs.shapes
         ),
-        values=_sample_values(inputs) if reading.known_reads else {},
-        sized_by=tuple(key for key, shape in inputs.shapes if shape.values is not None)
-        if "size" in reading.known_reads
-        else (),
+        values=inputs.sample_values(told),
+        sized_by=told if "size" in reading.known_reads else (),
         blocks=blocks,
         edges=made.edges,
         parameters=made.parameters,
@@ -406,22 +404,13 @@ def _graph(
     )
 
 
-def _sample_values(
-    inputs: ExampleInputs,
-) -> dict[str, tuple[tuple[int | None, int], ...]]:
-    """Known integers of the first sample, by input, where they are few runs."""
-    found: dict[str, tuple[tuple[int | None, int], ...]] = {}
-    for name, shape in inputs.shapes:
-        left = math.prod(shape.shape) // inputs.batch
-        runs: list[tuple[int | None, int]] = []
-        for value, times in shape.values or ():
-            if not left:
-                break
-            runs.append((value, min(times, left)))
-            left -= runs[-1][1]
-        if runs and len(runs) <= _MOST_RUNS:
-            found[name] = tuple(runs)
-    return found
+def _told(source: Source, reading: Reading) -> tuple[str, ...]:
+    """Inputs whose values decide what runs; of a real run, those that may be sizes."""
+    shapes = [one for one in source.inputs.shapes if one[1].values is not None]
+    if not source.valued:
+        most = _MOST_SIZES * source.inputs.batch
+        shapes = [one for one in shapes if math.prod(one[1].shape) <= most]
+    return tuple(name for name, _ in shapes) if reading.known_reads else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,20 +456,24 @@ def _divisions(
         if whole is not None:
             kind = None
             assumptions = (*assumptions, f"no context parallelism: {whole}")
+    together = untried = None
     try:
         together = check.samples() if check else None
     except CaptureError as error:
-        together = None
         if has_fakes():
             # Unknown is no: some experts have room for so many tokens of a batch.
-            together = f"{error}, and may bring them together"
+            untried = f"{error}, and may bring them together"
         else:
             assumptions = (*assumptions, f"samples are treated one by one: {error}")
     if together is None and own is None and numbers and check:
         together = numbers()
+    # Empty where numbers have shown that there is no meeting.
+    together = (untried if together is None else together) or None
+    if together is None and own == "coupled":
+        together = "its own loss compares samples, sums them up, or weighs some more"
     if together is not None:
         own = "coupled"
-        assumptions = (*assumptions, f"batches stay whole: {together}")
+        assumptions = (*assumptions, f"{WHOLE_BATCH}{together}")
     if reading.loss == "mean_square":
         assumptions = (*assumptions, _MEAN_SQUARE)
     return _Divisions(

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from planner.capture.private_apis import (
+    in_backward,
     names_of_modules,
     storage_key,
     tree_flatten,
@@ -235,7 +236,8 @@ class _Repeater:
         kwargs: dict[str, Any],
     ) -> Any:
         flat, spec = tree_flatten((args, kwargs))
-        signature = _signature(flat)
+        # In backward, a checkpoint runs again what ran, and nothing else.
+        signature = None if in_backward() else _signature(flat)
         if signature is None:
             return forward(*args, **kwargs)
         known = self._seen.setdefault((signature, spec), _Seen())

@@ -34,7 +34,13 @@ from planner.capture.shapes import ShapeCache
 from planner.capture.stand_ins import AttentionKind, fused_attention_patched
 from planner.capture.trace import Trace, Tracer
 from planner.errors import CaptureError, OpBudgetError
-from planner.model_output import loss_beside, main_tensor, named_loss
+from planner.model_output import (
+    has_scalars,
+    loss_beside,
+    main_tensor,
+    named_loss,
+    parts_of,
+)
 
 __all__ = [
     "Loss",
@@ -152,7 +158,7 @@ class Reading:
 
     trace: Trace
     way: str
-    loss: str
+    loss: LossKind
     assumptions: tuple[str, ...]
     attention: frozenset[AttentionKind] = frozenset()
     own_loss: Literal["tokens", "coupled"] | None = None
@@ -276,7 +282,7 @@ def _real(source: Source, way: str) -> Reading:
         loss=loss,
         assumptions=tuple(tracer.assumptions),
         own_loss=own,
-        known_reads=frozenset(["size"] if source.valued else []),
+        known_reads=frozenset(["truth"] if source.inputs.has_values else []),
     )
 
 
@@ -286,7 +292,7 @@ def _run(
     tracer: Tracer,
     groups: Sequence[Sequence[torch.nn.Module]],
     mode: Any = None,
-) -> tuple[str, Literal["tokens", "coupled"] | None]:
+) -> tuple[LossKind, Literal["tokens", "coupled"] | None]:
     """Run forward, loss and backward under the tracer.
 
     Returns:
@@ -301,6 +307,8 @@ def _run(
         stack.enter_context(repeats_traced_once(groups, tracer))
         try:
             loss = compute_loss(module(*args, **kwargs), source.loss, source.inputs)
+            if source.loss == "auto" and loss.kind != "model":
+                _require_returned(module)
             own = own_loss(loss.value, source.inputs) if loss.kind == "model" else None
             loss.value.backward()  # type: ignore[no-untyped-call]
         except OpBudgetError:
@@ -355,7 +363,7 @@ class Loss:
     """
 
     value: torch.Tensor
-    kind: str
+    kind: LossKind
 
 
 def scores_of(output: Any, integers: Iterable[tuple[int, ...]]) -> torch.Tensor | None:
@@ -388,7 +396,7 @@ def _cross_entropy(logits: torch.Tensor) -> torch.Tensor:
 def _mean_square(output: Any) -> torch.Tensor:
     floating = [
         leaf
-        for leaf in tree_flatten(output)[0]
+        for leaf in tree_flatten(parts_of(output))[0]
         if isinstance(leaf, torch.Tensor)
         and leaf.is_floating_point()
         and leaf.requires_grad
@@ -441,16 +449,45 @@ def own_loss_of(
     if kind not in ("auto", "model"):
         return None
     own = named_loss(output)
-    beside = loss_beside(output) if own is None else None
-    if beside is None or kind == "model" or inputs.labelled:
-        return own if beside is None else beside
-    raise CaptureError(
-        "forward returns a scalar beside other tensors, and has no input named labels "
-        "or targets, so it may be the loss or a part of one; return it as a field or "
-        "key named loss, or return it alone; or choose one by planning for "
-        "planner.capture.capture(model, example_inputs, loss='model'), or with "
-        "'cross_entropy' or 'mean_square' of the other outputs"
+    if own is not None:
+        return own
+    beside = loss_beside(output)
+    if kind == "model" or (beside is not None and inputs.labelled):
+        return beside
+    if beside is not None:
+        raise _unnamed(
+            "forward returns a scalar beside other tensors, and has no input named "
+            "labels or targets, so it may be the loss or a part of one"
+        )
+    if has_scalars(output):
+        raise _unnamed("forward returns several scalars, none of them named loss")
+    return None
+
+
+def _unnamed(what: str) -> CaptureError:
+    """Make the error for a scalar of which nobody knows whether it is the loss."""
+    return CaptureError(
+        f"{what}; return it (of several, their sum) as a field or key named loss, or "
+        f"return it alone; or choose one by planning for "
+        f"planner.capture.capture(model, example_inputs, loss='model'), or with "
+        f"'cross_entropy' or 'mean_square' of the other outputs"
     )
+
+
+def _require_returned(module: torch.nn.Module) -> None:
+    """Refuse a forward that keeps a scalar to train on instead of returning it.
+
+    Raises:
+        CaptureError: Naming the attribute.
+    """
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, torch.Tensor) and not value.dim() and value.grad_fn:
+                where = f"{name}.{key}" if name else key
+                raise _unnamed(
+                    f"forward keeps a scalar that needs a gradient as {where!r}, and "
+                    f"returns no loss"
+                )
 
 
 def _loss(output: Any, kind: LossKind, inputs: ExampleInputs) -> Loss:

@@ -44,6 +44,7 @@ from planner.capture.token_rules import (
 )
 from planner.capture.trace import Call, Tracer
 from planner.errors import CaptureError
+from planner.model_output import parts_of
 from planner.schema.strategy_parts import matches_pattern
 
 __all__ = ["TokenCheck"]
@@ -417,7 +418,7 @@ class TokenCheck:
                     output, _integers(inputs, self._length, length, times)
                 )
                 trained = loss if loss is not None else scores
-                results = _tensors(output if trained is None else trained)
+                results = _tensors(parts_of(output) if trained is None else trained)
         held = recorder.buffers()
         return _Run(
             ops=recorder.ops,

@@ -18,6 +18,7 @@ __all__ = [
     "Shape",
     "doubled",
     "mixes_samples",
+    "sums_of_losses",
     "token_violation",
 ]
 
@@ -308,10 +309,11 @@ def sums_of_losses(
         losses: Storages that are trained on.
     """
     parts, elsewhere, found = set(losses), set[int](), set[int]()
+    counts = _label_counts(pairs)
     for row, (one, two) in reversed([*enumerate(pairs)]):
         made = set(one.writes)
         only = bool(made) and made <= parts and not made & elsewhere
-        if only and _is_linear(one) and one.outputs == two.outputs:
+        if only and _is_linear(one, counts) and one.outputs == two.outputs:
             if one.inputs == two.inputs:
                 parts.update(one.reads)
                 continue
@@ -320,6 +322,31 @@ def sums_of_losses(
     return frozenset(found)
 
 
-def _is_linear(op: Op) -> bool:
-    factors = sum(value is None for value in op.values)
-    return op.name in _LINEAR and (op.name not in _PRODUCTS or factors == 1)
+def _label_counts(pairs: Sequence[tuple[Op, Op]]) -> frozenset[int]:
+    """Storages that tell, or count, the labels that are no ``ignore_index``.
+
+    Where none is ignored, they are as many as there are; executors weigh or refuse
+    batches of which parts have different numbers of them.
+    """
+    found = set[int]()
+    for one, _ in pairs:
+        told = one.name in {"eq", "ne"} and _is_negative(one.others)
+        counted = one.name in {"bitwise_not", "logical_not", "sum", "_to_copy"}
+        if told or (counted and found.issuperset(one.reads)):
+            found.update(one.writes)
+    return frozenset(found)
+
+
+def _is_negative(arguments: Sequence[str]) -> bool:
+    """Return True for one integer below 0, which no class has."""
+    return len(arguments) == 1 and arguments[0][1:].isdigit() and arguments[0][0] == "-"
+
+
+def _is_linear(op: Op, counts: Collection[int]) -> bool:
+    if op.name not in _PRODUCTS:
+        return op.name in _LINEAR
+    read = zip(op.reads, op.values, strict=True)
+    factors = [at for at, value in read if value is None]
+    if op.name.startswith("div") and len(factors) == 2 and factors[1] in counts:
+        factors.pop()
+    return len(factors) == 1

@@ -35,7 +35,7 @@ from planner.capture.private_apis import (
 )
 from planner.capture.shapes import ShapeCache
 from planner.capture.stand_ins import read_of, run_or_assume
-from planner.errors import OpBudgetError
+from planner.errors import CaptureError, OpBudgetError
 
 __all__ = ["Call", "Trace", "Tracer"]
 
@@ -368,6 +368,8 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
             row = row if row >= 0 else max(0, len(self.trace.names) - 1)
             self._row_of_node.setdefault(last_sequence(), row)
             return
+        if schema.is_mutable:
+            self._require_buffer(func, args)
         cost = kernel_cost(func, args, kwargs, out)
         self._row_of_node.setdefault(last_sequence(), len(self.trace.names))
         self._append(schema.name, cost, reads, writes)
@@ -387,6 +389,22 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
                 weights += tensor_bytes(tensor)
         self.trace.forward_bytes[-1] = moved
         self.trace.weight_bytes[-1] = weights
+
+    def _require_buffer(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Refuse an op that writes to a parameter.
+
+        Raises:
+            CaptureError: Naming the module and the op.
+        """
+        pairs = zip(func._schema.arguments, args, strict=False)
+        written = [x for argument, x in pairs if argument.is_write]
+        if any(self._id(tensor) < 0 for tensor in _tensors(written)):
+            raise CaptureError(
+                f"{self._stack[-1] or 'forward'} changes a parameter in place "
+                f"({func._schema.name}), which copies, shards and microbatches would "
+                f"each do otherwise; change it after the optimizer's step, or make it "
+                f"a buffer if it is not trained"
+            )
 
     def _append(
         self,

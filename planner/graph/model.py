@@ -15,6 +15,7 @@ from planner.schema.fused_kernels import KernelKind as FusedKind
 from planner.schema.halo import SpatialLayer
 
 __all__ = [
+    "WHOLE_BATCH",
     "Block",
     "BlockKind",
     "Edge",
@@ -229,6 +230,8 @@ class Edge:
     sent: tuple[float, ...] = ()
 
 
+#: Begins the assumption that says why a batch is not divided.
+WHOLE_BATCH = "batches stay whole: "
 #: Which ops of a block become one kernel: none; those of a norm; those that other
 #: hand-written kernels cover, too; whatever a compiler fuses.
 Fusion = Literal["none", "norms", "kernels", "compiled"]
@@ -331,6 +334,12 @@ class ModelGraph:
     assumptions: tuple[str, ...] = ()
     config: Mapping[str, int | float | str] = field(default_factory=dict)
     fusions: Fusions | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def whole_batch(self) -> str:
+        """Reason why a batch is not divided; empty if it may be, or none is known."""
+        told = (one for one in self.assumptions if one.startswith(WHOLE_BATCH))
+        return next(told, "").removeprefix(WHOLE_BATCH)
 
     @cached_property
     def spatial(self) -> tuple[SpatialLayer, ...]:

@@ -379,6 +379,11 @@ def parameter_violation(parameters: Iterable[tuple[str, Any]]) -> str | None:
         The parameter, the rule and the remedy; None if all can be trained.
     """
     for name, parameter in parameters:
+        if hasattr(parameter, "cls_to_become"):
+            return (
+                f"{name} has no shape yet, as those of lazy modules before their "
+                f"first forward; call the module once on a batch before it is planned"
+            )
         if parameter.is_complex():
             return (
                 f"{name} is {str(parameter.dtype).removeprefix('torch.')}: no strategy "

@@ -87,6 +87,7 @@ class Facts:
         spatial_sizes: Sizes of a sample that ranks can have shards of; likewise.
         own_loss: Values that the model's own loss is a mean over; ``coupled`` keeps the
             batch whole.
+        whole_batch: Reason for that, where it is known.
         num_experts: Experts per layer; 0 without.
         attention: Kind of attention if cp applies; None if it does not.
         tied: Groups of parameter names that are one tensor.
@@ -123,6 +124,7 @@ class Facts:
     spatial: tuple[SpatialLayer, ...] = ()
     spatial_sizes: tuple[int, ...] = ()
     own_loss: str | None = None
+    whole_batch: str = ""
     num_experts: int = 0
     attention: str | None = "causal"
     tied: tuple[tuple[str, ...], ...] = ()
@@ -183,6 +185,7 @@ def gather_facts(
         spatial=graph.spatial,
         spatial_sizes=graph.spatial_sizes,
         own_loss=cast("str | None", graph.config.get("own_loss")),
+        whole_batch=graph.whole_batch,
         num_experts=graph.num_experts,
         attention=graph.attention,
         tied=tuple(

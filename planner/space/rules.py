@@ -379,7 +379,10 @@ RULES: tuple[Rule, ...] = (
         violated=_coupled_violated,
         violation=lambda r, f: (
             coupled_violation(
-                r["dp_replicate"] * r["dp_shard"], r["num_microbatches"], f.own_loss
+                r["dp_replicate"] * r["dp_shard"],
+                r["num_microbatches"],
+                f.own_loss,
+                reason=f.whole_batch,
             )
             or ""
         ),

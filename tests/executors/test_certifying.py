@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from executors.certifying.compare import (
     CHANGE_TOLERANCE,
@@ -208,4 +210,70 @@ def test_inputs_of_a_twin_are_float32_as_its_weights_are() -> None:
     )
     assert made.strategy.precision.compute == "bfloat16"
     found = compare_with_whole(small_plan(made, model), model)
+    assert found.verdict == "right", found
+
+
+class _Pair(nn.Module):
+    """Two layers, of which a subclass says what lies between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("codes", torch.randn(4, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.last(self.norm(self.first(x)))
+        return made.square().mean()
+
+
+class _Contrastive(_Pair):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = (functional.normalize(y, dim=1) for y in (self.first(x), self.last(x)))
+        return functional.cross_entropy(a @ b.T, torch.arange(len(x)))
+
+
+class _Codebook(_Pair):
+    """The mean of what was nearest replaces a code, outside of any layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        near = torch.cdist(y, self.codes).argmin(1)
+        chosen = self.codes[near]
+        with torch.no_grad():
+            counts = functional.one_hot(near, 4).float()
+            means = counts.T @ y / counts.sum(0).clamp(min=1)[:, None]
+            self.codes.mul_(0.5).add_(means, alpha=0.5)
+        z: torch.Tensor = self.last(y + (chosen - y).detach())
+        return functional.mse_loss(z, x) + functional.mse_loss(y, chosen)
+
+
+class _Reentrant(_Pair):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = checkpoint(self.first, x.requires_grad_(), use_reentrant=True)
+        made: torch.Tensor = checkpoint(self.last, y.tanh(), use_reentrant=True)
+        return made.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "microbatches"),
+    [(_Pair, 1), (_Contrastive, 1), (_Codebook, 1), (_Reentrant, 4)],
+)
+def test_pipelines_of_own_code_train_as_one_process_does(
+    kind: type[_Pair], microbatches: int
+) -> None:
+    """Batches that must stay whole do so in the twin, too."""
+    torch.manual_seed(0)
+    model = kind()
+    made = _planned(model, pp=2, num_microbatches=min(microbatches, 2))
+    twin = small_plan(made, model)
+    assert twin.strategy.num_microbatches == microbatches
+    found = compare_with_whole(twin, model)
+    assert found.verdict == "right", found
+
+
+def test_reentrant_checkpoints_train_on_replicas_as_in_one_process() -> None:
+    torch.manual_seed(0)
+    model = _Reentrant()
+    found = compare_with_whole(_planned(model, dp_replicate=2), model)
     assert found.verdict == "right", found

@@ -139,13 +139,20 @@ def test_a_model_s_own_mean_over_tokens_is_weighed_by_tokens() -> None:
     assert total / 2 == pytest.approx(float(_own(labels, logits)))
 
 
-def test_a_mean_that_nobody_knows_is_not_taken_of_unequal_parts() -> None:
+@pytest.mark.parametrize("name", ["labels", "targets"])
+def test_a_mean_that_nobody_knows_is_not_taken_of_unequal_parts(name: str) -> None:
     labels = torch.ones(4, 3, dtype=torch.int64)
     own = LossFunction(kind="model", data_parallel=2, label_shift=0)
-    own.prepare({"labels": labels}, 1)  # equal parts: the mean of means is the mean
+    batch = {"x": torch.ones(4, 2), "idx": torch.ones(4, 9).long(), name: labels}
+    own.prepare(batch, 1)  # equal parts: the mean of means is the mean
     labels[0, 0] = -100
-    with pytest.raises(ExecutionError, match=r"2 microbatches .* 5 to 6 labels"):
-        own.prepare({"labels": labels}, 1)
+    with pytest.raises(ExecutionError, match=r"2 microbatches .* to \d+ labels"):
+        own.prepare(batch, 1)
+
+
+def test_a_part_without_labels_has_no_mean() -> None:
+    labels = torch.ones(4, 3, dtype=torch.int64)
+    own = LossFunction(kind="model", data_parallel=2, label_shift=0)
     labels[:2] = -100
     own.own_loss = "tokens"
     with pytest.raises(ExecutionError, match="a mean over none is undefined"):

@@ -116,7 +116,11 @@ def batch_norm_violation(
 
 
 def coupled_violation(
-    data_parallel: int, num_microbatches: int, own_loss: str | None
+    data_parallel: int,
+    num_microbatches: int,
+    own_loss: str | None,
+    *,
+    reason: str = "",
 ) -> str | None:
     """Why a batch may not be divided for a model whose samples meet.
 
@@ -124,6 +128,7 @@ def coupled_violation(
         data_parallel: Ranks that the batch is divided over.
         num_microbatches: Parts of each rank's share.
         own_loss: See :class:`planner.schema.Workload`.
+        reason: How they meet, where that is known.
 
     Returns:
         Value, rule and remedy; None if the batch stays whole, or may be divided.
@@ -133,7 +138,8 @@ def coupled_violation(
     return (
         f"data parallel {data_parallel} x num_microbatches={num_microbatches} divides "
         f"the batch, and the model or its loss compares its samples with each other, "
-        f"or nobody knows that it does not, which would be another loss; use "
+        f"or nobody knows that it does not, which would be another loss"
+        f"{reason and f' ({reason})'}; use "
         f"dp_replicate=1, dp_shard=1 and num_microbatches=1"
     )
 
