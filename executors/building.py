@@ -35,6 +35,7 @@ from planner.schema.violations import coupled_violation
 __all__ = [
     "ModelParts",
     "build_parts",
+    "densify_gradients",
     "further_inputs",
     "lower_stages",
     "own_positions",
@@ -152,6 +153,19 @@ def require_whole_batch(plan: Plan) -> None:
         )
 
 
+def densify_gradients(model: nn.Module) -> None:
+    """Let embeddings make dense gradients, which shards and the plan's optimizers take.
+
+    Their values are those of ``sparse=True``, which lists the rows that were read.
+
+    Args:
+        model: Whose modules are changed.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False
+
+
 def further_inputs(plan: Plan, model: nn.Module) -> frozenset[str]:
     """Inputs that forward takes by name and the plan does not name, but can do with.
 
@@ -183,6 +197,7 @@ def lower_stages(
         cp_index: Place of the rank along cp: whose tokens are the example.
     """
     disable_kv_cache(model.modules())
+    densify_gradients(model)
     strategy = plan.strategy
     precision, tp = strategy.precision, strategy.mesh.tp
     made = synthetic_batch(plan.workload, 0, samples=strategy.microbatch_size)
@@ -265,6 +280,7 @@ def _whole_part(
     recording: Recording | None,
 ) -> ParallelPart:
     strategy = plan.strategy
+    densify_gradients(model)
     named = [name for stage in strategy.stages for name in stage.modules]
     recompute: Recompute = strategy.stages[0].recompute if strategy.stages else "none"
     elsewhere: Collection[str] = ()

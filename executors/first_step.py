@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from executors.building import densify_gradients
 from executors.data import Batch, slice_batch
 from executors.steps import gradient_norm, gradient_norms, left_as_it_was
 from executors.strategies.casts import cast_inputs, uncast_weights
@@ -189,6 +190,7 @@ def _step_whole(
 def _forward_backward(trainer: Trainer, model: nn.Module, batch: Batch) -> _Step:
     plan, device = trainer.plan, trainer.place.device
     pieces = _pieces(plan, model)
+    densify_gradients(model)
     _cast(model, plan)
     if plan.strategy.precision.compute == "float8":
         modules = [one for stage in plan.strategy.stages for one in stage.modules]

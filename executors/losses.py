@@ -327,6 +327,12 @@ class LossFunction:
         if self.head is not None:
             self.head.require_loss(value)
             return value * scale
+        if value.shape[:-1].numel() != target.numel():
+            raise ExecutionError(
+                f"scores of shape {tuple(value.shape)} beside labels of shape "
+                f"{tuple(target.shape)}, of which each score needs one; add 'labels' "
+                f"of shape {tuple(value.shape[:-1])} to the batch"
+            )
         logits, target = value.reshape(-1, value.shape[-1]), target.reshape(-1)
         if self.vocabulary is not None:
             total = sharded_cross_entropy(

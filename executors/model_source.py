@@ -23,17 +23,22 @@ from executors.names import tied_parameters
 from executors.own_loss import Loss
 from executors.replicas.membership import Membership
 from executors.steps import OptimizerFactory
+from executors.strategies.casts import can_cast_weights
 from executors.trainer import Trainer
 from executors.weights.options import WeightOptions
 from planner.errors import ExecutionError, FingerprintError
-from planner.schema import Plan
-from planner.schema.base import fingerprint_parameters, parameter_violation
+from planner.schema import Plan, Strategy
+from planner.schema.base import (
+    fingerprint_parameters,
+    hooked_parameter,
+    parameter_violation,
+)
 from planner.schema.fused_kernels import (
     kernel_violation,
     kernel_warning,
     kernels_not_run,
 )
-from planner.schema.violations import executor_violations
+from planner.schema.violations import executor_violations, hook_violation
 
 __all__ = ["ModelSource", "check_model", "prepare_trainer", "require_kernels"]
 
@@ -184,6 +189,22 @@ def prepare_trainer(
     return trainer, inventory
 
 
+def _hook_violation(strategy: Strategy, model: nn.Module) -> str | None:
+    """Why hooks on gradients of a model are not called as in one process."""
+    hooked = hooked_parameter(model.named_parameters())
+    precision = strategy.precision
+    casts = precision.activation_dtype != precision.parameter
+    if hooked and casts and (strategy.compile or not can_cast_weights(model)):
+        return (
+            f"{hooked} has a hook on its gradient, which weights in "
+            f"{precision.activation_dtype} of compiled blocks or recurrent layers do "
+            f"not call; plan with compute={precision.parameter}, or remove it"
+        )
+    return hook_violation(
+        hooked, strategy.mesh.num_devices, strategy.num_microbatches, precision
+    )
+
+
 def _require_runnable(
     plan: Plan, model: nn.Module, device: torch.device, force: bool
 ) -> None:
@@ -207,7 +228,8 @@ def _require_runnable(
         spatial_sizes=plan.model.spatial_sizes,
         experts=plan.model.experts,
     )
-    reasons = [reason for reason in (unfit, *violations) if reason is not None]
+    unhooked = _hook_violation(plan.strategy, model)
+    reasons = [one for one in (unfit, unhooked, *violations) if one is not None]
     if reasons:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(reasons)}")
     require_kernels(plan, model)

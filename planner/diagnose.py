@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +37,19 @@ def no_feasible_plan(
 ) -> NoFeasiblePlanError:
     """Make the error with the limit that was exceeded, and changes that fit.
 
+    They are looked for when somebody reads them.
+
     Args:
         request: A request that no partitioner could satisfy.
         results: Their answers, with the candidates nearest to fitting.
     """
+    return NoFeasiblePlanError(diagnose=partial(_diagnose, request, results))
+
+
+def _diagnose(
+    request: Request, results: Sequence[SearchResult]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return reasons and remedies."""
     nearest = [result.nearest for result in results if result.nearest is not None]
     if nearest:
         reasons = [_memory_reason(request, min(nearest, key=_excess))]
@@ -50,7 +60,7 @@ def no_feasible_plan(
     if request.pins and not remedies:
         free = _changed(request, pins={})
         remedies = [f"no pins and {larger}" for larger in _more_devices(free)]
-    return NoFeasiblePlanError(reasons, remedies)
+    return tuple(reasons), tuple(remedies)
 
 
 def _excess(candidate: Candidate) -> float:

@@ -25,8 +25,8 @@ A message says what, the values, the rule and the remedy, in one line.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 __all__ = [
     "CalibrationError",
@@ -46,6 +46,9 @@ __all__ = [
     "TopologyError",
     "UnknownNameError",
 ]
+
+#: Reasons and remedies.
+_Diagnosis: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class MeshwrightError(Exception):
@@ -108,21 +111,50 @@ class StrategyError(MeshwrightError, ValueError):
 class NoFeasiblePlanError(MeshwrightError):
     """No strategy fits the cluster.
 
-    Attributes:
+    Args:
         reasons: Why, most important first: which device lacks how many bytes, or
             which dimension no mesh divides.
         remedies: Changes that were evaluated and do fit, nearest first.
+        diagnose: Finds both, in place of the two, when somebody first reads them: a
+            search that goes on without what it could not plan never does.
     """
 
     exit_code = 2
 
-    def __init__(self, reasons: Iterable[str], remedies: Iterable[str] = ()) -> None:
-        self.reasons = tuple(reasons)
-        self.remedies = tuple(remedies)
+    def __init__(
+        self,
+        reasons: Iterable[str] = (),
+        remedies: Iterable[str] = (),
+        *,
+        diagnose: Callable[[], _Diagnosis] | None = None,
+    ) -> None:
+        super().__init__()
+        self._diagnose = diagnose
+        self._found = (tuple(reasons), tuple(remedies))
+
+    def _read(self) -> _Diagnosis:
+        if self._diagnose is not None:
+            self._found, self._diagnose = self._diagnose(), None
+        return self._found
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why, most important first."""
+        return self._read()[0]
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """Changes that were evaluated and do fit, nearest first."""
+        return self._read()[1]
+
+    def __str__(self) -> str:
         text = "no feasible plan: " + "; ".join(self.reasons)
         if self.remedies:
             text += "; would fit: " + " | ".join(self.remedies)
-        super().__init__(text)
+        return text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.reasons, self.remedies)

@@ -80,6 +80,21 @@ def test_an_infeasible_plan_says_why_and_what_would_fit() -> None:
     assert "would fit" not in str(NoFeasiblePlanError(["a"]))
 
 
+def test_a_diagnosis_is_made_once_when_it_is_read() -> None:
+    calls: list[int] = []
+
+    def diagnose() -> tuple[tuple[str, ...], tuple[str, ...]]:
+        calls.append(1)
+        return ("too small",), ("more GPUs",)
+
+    error = NoFeasiblePlanError(diagnose=diagnose)
+    assert calls == []
+    assert str(error) == "no feasible plan: too small; would fit: more GPUs"
+    assert repr(error) == f"NoFeasiblePlanError({str(error)!r})"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert calls == [1]
+
+
 def test_plain_errors_survive_a_pickle() -> None:
     """They cross process boundaries in pools."""
     error = pickle.loads(pickle.dumps(RankFailedError("rank 1 died")))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from planner import Cluster, Federation, federate
+from planner import diagnose as diagnosis
 from planner.cluster import device_type
 from planner.errors import (
     ClusterError,
@@ -111,6 +112,27 @@ def test_a_fleet_that_holds_no_model_is_told_what_lacks() -> None:
     said = str(caught.value)
     assert "not even all devices of matrix as one member" in said
     assert "more than the 270 MB it may use (90% of 300 MB)" in said
+
+
+def test_members_that_do_not_fit_are_not_diagnosed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    diagnosed: list[object] = []
+    diagnose = diagnosis._diagnose
+    monkeypatch.setattr(
+        diagnosis, "_diagnose", lambda *given: diagnosed.append(1) or diagnose(*given)
+    )
+    planner = FleetPlanner(
+        graph=gpt2_graph(),
+        fleet=fleet(["t4-16"] * 2, [1000.0] * 2, memory=2.0e9),
+        options=PlanOptions(global_batch=16, any_dtype=True),
+        exchange=None,
+    )
+    with pytest.raises(NoFeasiblePlanError) as caught:
+        planner.balanced(((0,), (1,)), None)
+    assert not diagnosed
+    assert "more than the 1.8 GB it may use" in str(caught.value)
+    assert len(diagnosed) == 1
 
 
 def test_members_can_be_given() -> None:

@@ -101,7 +101,8 @@ def compare_with_whole(
         lowered = None
         if plan.strategy.mesh.pp > 1:
             try:
-                one = copy.deepcopy(model).train()
+                dtype = getattr(torch, plan.strategy.precision.parameter)
+                one = copy.deepcopy(model).train().to(dtype)
                 lowered = lower_stages(plan, one, torch.device("cpu"))
             except Exception as error:  # whatever a model's code raises
                 return _failure(steps, *_reason(error))

@@ -157,7 +157,17 @@ class Shards:
             filled.untyped_storage().resize_(0)
         else:
             filled = _owned(self._recording.replay(waiting.source), self._device)
-        return nn.Parameter(filled, requires_grad=old.requires_grad)
+        made = nn.Parameter(filled, requires_grad=old.requires_grad)
+        _hand_hooks_on(waiting.source, made)
+        return made
+
+
+def _hand_hooks_on(old: torch.Tensor, new: nn.Parameter) -> None:
+    """Give a parameter the hooks that model_fn put on the gradient of the first one."""
+    for hook in (old._backward_hooks or {}).values():
+        new.register_hook(hook)  # type: ignore[no-untyped-call]
+    for hook in (old._post_accumulate_grad_hooks or {}).values():
+        new.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def compute_attributes(model: nn.Module, recording: Recording) -> None:

@@ -39,6 +39,15 @@ _INNER = "inner"
 _PREFIX = f"{_INNER}."
 
 
+#: Looks at the values of masks of ``torch.nn.Transformer``, which a trace has not.
+_CAUSAL = "_detect_is_causal_mask"
+
+
+def _as_hinted(_: Any, is_causal: bool | None = None, __: int | None = None) -> bool:
+    """Return the caller's hint; a causal mask without one is applied as any other."""
+    return is_causal is True
+
+
 class _Selected(nn.Module):
     """A model whose forward returns the one tensor that its loss is made from."""
 
@@ -107,6 +116,7 @@ def export_model(
             fake,
             _pre_hooks_within(modules),
             _backwards_of_ones_own(modules) as own,
+            mock.patch.object(nn.modules.transformer, _CAUSAL, _as_hinted),
         ):
             program = torch.export.export(
                 wrapper,

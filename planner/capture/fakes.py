@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from planner.capture.inputs import MOST_KEPT
@@ -160,16 +161,16 @@ def build_on_meta(
     return module
 
 
-def _cast(
-    tensor: torch.Tensor, dtype: torch.dtype | None, persistent: bool
-) -> torch.dtype:
-    """Dtype of a tensor's copy: the compute dtype for what is floating and saved.
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None, weight: bool) -> torch.dtype:
+    """Dtype of a tensor's copy: the compute dtype for weights that are floating.
 
-    Buffers that are not saved with the model, such as rotary frequencies, are kept in
-    the precision in which the model makes them.
+    Buffers and tensors in attributes stay as the model makes them, in float32 at most,
+    as in training: what mixed precision casts are weights.
     """
-    if dtype is None or not tensor.is_floating_point() or not persistent:
+    if dtype is None or not tensor.is_floating_point():
         return tensor.dtype
+    if not weight:
+        return torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
     return dtype
 
 
@@ -181,10 +182,10 @@ def _replacements(
     """Make a new tensor for each parameter, buffer and tensor attribute, by id."""
     made: dict[int, torch.Tensor] = {}
 
-    def add(tensor: torch.Tensor, persistent: bool) -> None:
+    def add(tensor: torch.Tensor, weight: bool) -> None:
         if id(tensor) in made:
             return
-        fresh = make(tensor, _cast(tensor, dtype, persistent))
+        fresh = make(tensor, _cast(tensor, dtype, weight))
         if isinstance(tensor, torch.nn.Parameter):
             fresh = as_parameter(fresh, requires_grad=tensor.requires_grad)
         made[id(tensor)] = fresh
@@ -193,12 +194,13 @@ def _replacements(
         for parameter in child._parameters.values():
             if parameter is not None:
                 add(parameter, True)
-        for name, buffer in child._buffers.items():
+        for buffer in child._buffers.values():
             if buffer is not None:
-                add(buffer, name not in child._non_persistent_buffers_set)
+                # Kernels of norms take statistics beside inputs of any dtype.
+                add(buffer, isinstance(child, _NormBase))
         for value in vars(child).values():
             if isinstance(value, torch.Tensor):
-                add(value, True)
+                add(value, False)
     return made
 
 

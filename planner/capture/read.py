@@ -33,6 +33,7 @@ from planner.graph.fallbacks import fallback_code
 from planner.graph.fusion import OpFusions
 from planner.graph.model import WHOLE_BATCH, ModelGraph
 from planner.graph.ops import OpGraph
+from planner.graph.products import unlike_product
 from planner.graph.sharding import (
     Roles,
     infer_roles,
@@ -40,8 +41,9 @@ from planner.graph.sharding import (
     with_config_heads,
 )
 from planner.graph.stream import mixing_layers, why_whole_stream
+from planner.graph.turns import units_in_turn
 from planner.graph.units import find_structure
-from planner.schema.base import parameter_violation
+from planner.schema.base import hooked_parameter, parameter_violation
 from planner.schema.strategy_parts import matches_pattern
 
 __all__ = ["capture"]
@@ -167,8 +169,19 @@ def capture(
         trusted=splits is not None,
         numbers=partial(batch_violation, source, build) if own_code else None,
     )
-    told = (*graph.assumptions, *fallback_code(graph))
+    told = (*graph.assumptions, *_narrowed(module), *fallback_code(graph))
     return replace(graph, assumptions=told)
+
+
+def _narrowed(module: torch.nn.Module) -> tuple[str, ...]:
+    """Tell of weights that plans keep in a narrower dtype than the model does."""
+    named = module.named_parameters()
+    names = [name for name, one in named if one.dtype == torch.float64]
+    if not names:
+        return ()
+    more = f" and {len(names) - 1} more parameters" if len(names) > 1 else ""
+    verb = "are" if more else "is"
+    return (f"{names[0]}{more} {verb} float64, which plans keep in float32",)
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
@@ -331,13 +344,16 @@ def _graph(
     module, dtype, inputs = source.module, source.dtype, source.inputs
     ops = expand(reading.trace, module, dtype)
     plan = find_structure(ops)
+    compute = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
+    unlike = None if trusted else unlike_product(ops, plan.units, compute)
+    if unlike is not None:
+        raise CaptureError(unlike)
     trial = None if trusted else partial(tp_violations, source)
     roles = infer_roles(ops, plan, facts.tp_plan, trial, trusted=trusted)
     made = coarsen(ops, plan, roles)
     blocks = with_config_heads(made.blocks, facts.dims)
     transposed = {fqn for fqn, kind in ops.linear.items() if kind == "transposed"}
     dims, experts = parallel_dims(blocks, made.parameters, transposed)
-    compute = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
     sharding = {**roles.patterns, **_expert_patterns(module)}
     check = None if trusted else _token_check(source, sharding)
     found = _divisions(
@@ -381,6 +397,8 @@ def _graph(
         ),
         values=inputs.sample_values(told),
         sized_by=told if "size" in reading.known_reads else (),
+        in_turn=units_in_turn(ops, plan),
+        hooked=hooked_parameter(module.named_parameters()),
         blocks=blocks,
         edges=made.edges,
         parameters=made.parameters,

@@ -16,7 +16,7 @@ import contextlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -566,4 +566,16 @@ def expand(trace: Trace, module: torch.nn.Module, dtype: torch.dtype | None) -> 
         module_lists=frozenset(_lists(module)),
         called=frozenset(_called(trace)),
         around=frozenset(_around(trace)),
+        aliases=_aliases(module, names),
     )
+
+
+def _aliases(
+    module: torch.nn.Module, names: Mapping[torch.nn.Module, str]
+) -> dict[str, tuple[str, ...]]:
+    """Other FQNs of modules that several hold, by the first."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        if name != names[part]:
+            found[names[part]] = (*found.get(names[part], ()), name)
+    return found

@@ -10,8 +10,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import tyro
 
@@ -54,6 +54,19 @@ finite, 75 stopped by a signal after a checkpoint. --version prints the
 version; MESHWRIGHT_LOG=INFO shows what happens."""
 
 
+_T = TypeVar("_T")
+#: Columns in which tyro breaks no line of an error.
+_WIDE = 10_000
+#: What is written otherwise; no one types the choice of no value.
+_REWORDED = {
+    "{None}|": "",
+    "'None', ": "",
+    "; argument helptext: ": "; give ",
+    "; for full helptext, see ": "; for full helptext, run ",
+    "; for full helptext, run: ": "; for full helptext, run ",
+}
+
+
 class _Command(Protocol):
     def run(self) -> None: ...
 
@@ -79,7 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             command = _parse(given)
         except SystemExit as error:
-            # tyro exits with 2 on a wrong flag; here 2 means that nothing fits.
             return 1 if error.code else 0
         command.run()
         sys.stdout.flush()
@@ -105,7 +117,9 @@ def _parse(given: Sequence[str]) -> _Command:
     """The command with its options.
 
     Raises:
-        SystemExit: After help (code 0), or after naming the mistake (another code).
+        SystemExit: After help: code 0 if it was asked for.
+        MeshwrightError: If an option is wrong or missing, with exit code 1: tyro's own
+            2 means here that nothing fits.
         UnknownNameError: If there is no such command, or no such world to learn in.
     """
     config = (tyro.conf.FlagCreatePairsOff,)
@@ -115,25 +129,90 @@ def _parse(given: Sequence[str]) -> _Command:
             raise UnknownNameError("command", name, _COMMANDS)
         if name in _WORLDS_OF and rest and not rest[0].startswith("-"):
             _check_world(name, rest[0])
-        command: _Command = tyro.cli(
-            _load(name), prog=f"meshwright {name}", args=rest, config=config
-        )
-        return command
+        kind, prog = _load(name), f"meshwright {name}"
+        return _in_one_line(lambda: tyro.cli(kind, prog=prog, args=rest, config=config))
     # Without a command, help is more useful than an error; it is still no result,
     # and does not go to stdout.
+    commands: dict[str, Callable[..., _Command]]
+    commands = {name: _load(name) for name in _COMMANDS}
     with contextlib.redirect_stdout(sys.stdout if given else sys.stderr):
         try:
-            tyro.extras.subcommand_cli_from_dict(
-                {name: _load(name) for name in _COMMANDS},
-                prog="meshwright",
-                description=" ".join(_DESCRIPTION.split()),
-                args=given or ["--help"],
-                config=config,
+            _in_one_line(
+                lambda: tyro.extras.subcommand_cli_from_dict(
+                    commands,
+                    prog="meshwright",
+                    description=" ".join(_DESCRIPTION.split()),
+                    args=given or ["--help"],
+                    config=config,
+                )
             )
         except SystemExit:
             if given:
                 raise
     raise SystemExit(1)
+
+
+def _in_one_line(parse: Callable[[], _T]) -> _T:
+    """Parse options, and raise what tyro says of wrong ones as one line.
+
+    tyro writes a box as wide as the terminal, whose lines break in the middle of words:
+    its text is taken from a second call, without a terminal.
+
+    Args:
+        parse: Calls tyro.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            found = parse()
+        if said.getvalue():
+            note(said.getvalue())
+        return found
+    except SystemExit as error:
+        if not error.code:
+            raise
+    said, columns = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(_WIDE)
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            parse()
+    except SystemExit:
+        raise MeshwrightError(_flattened(said.getvalue())) from None
+    finally:
+        os.environ.pop("COLUMNS")
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+    raise AssertionError("options were wrong, then right")
+
+
+def _flattened(box: str) -> str:
+    """Return the text of a box of tyro's: title, message, near names, where help is.
+
+    Explanations of options are left out; ``--help`` has them.
+    """
+    first, *lines = box.splitlines()
+    title = first.strip("+-╭─╮ ")
+    sections: list[tuple[str, list[str]]] = [("", [])]
+    for line in (edged[1:-1] for edged in lines[:-1]):
+        text, indent = line.strip(), len(line) - len(line.lstrip()) - 1
+        head, items = sections[-1]
+        if not set(text) - set("-─"):
+            sections.append(("", []))
+        elif indent == 0:
+            sections[-1] = (f"{head} {text}".strip(), items)
+        elif indent == 4 and not (items and head.startswith("Argument helptext")):
+            items.append(text)
+    texts = [
+        f"{head[0].lower()}{head[1:]} {', '.join(items)}".strip().rstrip(".")
+        for head, items in sections
+        if head and not head.startswith("Got errors")
+    ] or [" ".join(lines)]
+    if not any(word in texts[0] for word in title.lower().split()):
+        texts[0] = f"{title.lower()}: {texts[0]}"
+    said = "; ".join(texts)
+    for written, wanted in _REWORDED.items():
+        said = said.replace(written, wanted)
+    return said
 
 
 def _load(name: str) -> type[_Command]:

@@ -266,6 +266,9 @@ class ModelGraph:
         values: Input to known integers of its first sample, as (value, times),
             None standing for any.
         sized_by: Inputs whose values are known, if sizes follow from them.
+        in_turn: Units between which no pipeline can be cut, as they run in turn, in
+            words; None if there are none.
+        hooked: Parameter with a hook on its gradient; None if there is none.
         blocks: Blocks in program order.
         edges: Edges between blocks, sorted by (source, target).
         parameters: Every distinct parameter.
@@ -310,6 +313,8 @@ class ModelGraph:
     dtype: str
     inputs: tuple[tuple[str, tuple[int, ...], str, int | None], ...] = ()
     sized_by: tuple[str, ...] = ()
+    in_turn: str | None = None
+    hooked: str | None = None
     values: Mapping[str, tuple[tuple[int | None, int], ...]] = field(
         default_factory=dict
     )
@@ -340,6 +345,20 @@ class ModelGraph:
         """Reason why a batch is not divided; empty if it may be, or none is known."""
         told = (one for one in self.assumptions if one.startswith(WHOLE_BATCH))
         return next(told, "").removeprefix(WHOLE_BATCH)
+
+    @property
+    def uncut(self) -> str | None:
+        """Reason why no pipeline can cut the model; None if one can."""
+        if self.sized_by:
+            return (
+                f"a model in which sizes follow from the values of "
+                f"{', '.join(self.sized_by)}, and stages have fixed sizes"
+            )
+        if self.in_turn:
+            return (
+                f"a model in which {self.in_turn}, and a stage runs once a microbatch"
+            )
+        return None
 
     @cached_property
     def spatial(self) -> tuple[SpatialLayer, ...]:

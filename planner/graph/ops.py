@@ -102,6 +102,7 @@ class OpGraph:
         called: FQNs of modules that are called, so that hooks on them run.
         around: (module, one that holds it) where the first is called while the second
             is not, so that hooks on the second do not run.
+        aliases: FQN of a module that several hold to its other FQNs.
     """
 
     origin: list[int]
@@ -130,6 +131,7 @@ class OpGraph:
     module_lists: frozenset[str] = frozenset()
     called: frozenset[str] = frozenset()
     around: frozenset[tuple[str, str]] = frozenset()
+    aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.names)

@@ -40,6 +40,7 @@ __all__ = [
     "fingerprint_bytes",
     "fingerprint_parameters",
     "first_problem",
+    "hooked_parameter",
     "leaf_defaults",
     "leaf_of",
     "parameter_violation",
@@ -390,11 +391,16 @@ def parameter_violation(parameters: Iterable[tuple[str, Any]]) -> str | None:
                 f"trains complex parameters; keep two real numbers for each, and use "
                 f"torch.view_as_complex in forward"
             )
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            return (
-                f"{name} has a hook on its gradient, which shards and copies of the "
-                f"parameter would not call, or on a part of the batch; remove it, and "
-                f"change the gradient in forward (a torch.autograd.Function within a "
-                f"unit) or the optimizer's step (optimizer= of prepare)"
-            )
+    return None
+
+
+def hooked_parameter(parameters: Iterable[tuple[str, Any]]) -> str | None:
+    """Name the first parameter with a hook on its gradient; None if none has one.
+
+    Args:
+        parameters: As ``module.named_parameters()`` gives them.
+    """
+    for name, one in parameters:
+        if one._backward_hooks or one._post_accumulate_grad_hooks:
+            return name
     return None

@@ -73,7 +73,8 @@ class Facts:
         global_batch: Samples per step.
         seq_len: Tokens per sample; None without a sequence.
         num_units: Pipeline units that the model can be cut into.
-        sized_by: Inputs whose values decide sizes, which no pipeline can follow.
+        uncut: Reason why no pipeline can cut the model; None if one can.
+        hooked: Parameter with a hook on its gradient; None if there is none.
         tp_dims: Dimension name to size that tp must divide.
         has_sharding: Whether any module can be split along tp.
         sharding: Pattern of modules to the style of their split.
@@ -113,7 +114,8 @@ class Facts:
     global_batch: int
     seq_len: int | None
     num_units: int
-    sized_by: tuple[str, ...] = ()
+    uncut: str | None = None
+    hooked: str | None = None
     tp_dims: Mapping[str, int] = field(default_factory=dict)
     has_sharding: bool = True
     sharding: Mapping[str, str] = field(default_factory=lambda: {"*": "colwise"})
@@ -173,8 +175,9 @@ def gather_facts(
         num_devices=cluster.num_free,
         global_batch=global_batch,
         seq_len=graph.seq_len,
-        num_units=1 if graph.sized_by else len(graph.units),
-        sized_by=graph.sized_by,
+        num_units=1 if graph.uncut else len(graph.units),
+        uncut=graph.uncut,
+        hooked=graph.hooked,
         tp_dims=dict(graph.tp_dims),
         has_sharding=any(style != "experts" for style in graph.sharding.values()),
         sharding=dict(graph.sharding),

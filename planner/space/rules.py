@@ -27,6 +27,7 @@ from planner.schema.violations import (
     batch_norm_violation,
     boundary_violation,
     coupled_violation,
+    hook_violation,
     offload_violation,
     shards_violation,
     stream_violation,
@@ -172,6 +173,14 @@ def _chain_reason(facts: Facts) -> str:
     return found or (chain.no_layers if value.of_layers else "")
 
 
+def _hooks_violated(table: StrategyTable, facts: Facts) -> Mask:
+    if facts.hooked is None:
+        return np.zeros(len(table), dtype=bool)
+    if hook_violation(facts.hooked, 1, 1, facts.precision) is not None:
+        return np.ones(len(table), dtype=bool)
+    return np.asarray(table.num_devices * table.num_microbatches > 1)
+
+
 def _coupled_violated(table: StrategyTable, facts: Facts) -> Mask:
     if facts.own_loss != "coupled":
         return np.zeros(len(table), dtype=bool)
@@ -270,11 +279,8 @@ def _units_violation(row: Row, facts: Facts) -> str:
             f"model's {facts.num_units} units into {synchronisation.parts(copies)} "
             f"parts; use dp_replicate={facts.num_units} at most"
         )
-    if facts.sized_by:
-        return (
-            f"pp={row['pp']} cuts a model in which sizes follow from the values of "
-            f"{', '.join(facts.sized_by)}, and stages have fixed sizes; use pp=1"
-        )
+    if facts.uncut:
+        return f"pp={row['pp']} cuts {facts.uncut}; use pp=1"
     return (
         f"pp={row['pp']} x virtual_stages={row['virtual_stages']} is more stages than "
         f"the model's {facts.num_units} units; use at most {facts.num_units}"
@@ -383,6 +389,19 @@ RULES: tuple[Rule, ...] = (
                 r["num_microbatches"],
                 f.own_loss,
                 reason=f.whole_batch,
+            )
+            or ""
+        ),
+    ),
+    Rule(
+        name="hooks",
+        violated=_hooks_violated,
+        violation=lambda r, f: (
+            hook_violation(
+                f.hooked,
+                r["pp"] * r["dp_replicate"] * r["dp_shard"] * r["cp"] * r["tp"],
+                r["num_microbatches"],
+                f.precision,
             )
             or ""
         ),

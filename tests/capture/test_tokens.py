@@ -105,11 +105,14 @@ def test_complex_parameters_are_refused() -> None:
         _read("complex parameter")
 
 
-def test_parameters_with_a_hook_on_their_gradient_are_refused() -> None:
+def test_hooks_on_gradients_are_found() -> None:
     model = nn.Linear(4, 4)
+    graph = capture(model, {"input": ((2, 4), "float32")})
+    assert graph.hooked is None
+    model.bias.register_post_accumulate_grad_hook(lambda _: None)
+    assert capture(model, {"input": ((2, 4), "float32")}).hooked == "bias"
     model.weight.register_hook(lambda gradient: gradient / 10)
-    with pytest.raises(CaptureError, match="weight has a hook on its gradient"):
-        capture(model, {"input": ((2, 4), "float32")})
+    assert capture(model, {"input": ((2, 4), "float32")}).hooked == "weight"
 
 
 def test_models_without_a_sequence_are_looked_at_too() -> None:

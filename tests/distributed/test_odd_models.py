@@ -12,7 +12,7 @@ from torch import nn
 from executors.certifying.compare import compare_with_whole
 from executors.data import require_lengths, synthetic_batch
 from planner import plan
-from planner.errors import ExecutionError
+from planner.errors import ExecutionError, NoFeasiblePlanError
 from planner.schema import Optimizer, Plan, Precision
 from tests.distributed.cases import SEQ, make_plan
 
@@ -130,6 +130,34 @@ def test_parameters_without_gradients_stay_as_they_are(pins: dict[str, Any]) -> 
     assert found.verdict == "right", found
 
 
+class _Unlike(_Stack):
+    """A layer and a head in dtypes of their own, to which forward casts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1].bfloat16()
+        self.head = nn.Linear(8, 8, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x.to(layer[0].weight.dtype)).to(x.dtype)  # type: ignore[index]
+        return self.head(x.to(self.head.weight.dtype)).float()
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize(
+    "pins",
+    [{}, PIPELINE, {"dp_shard": 2, "zero_stage": 3}, {"dp_replicate": 2}],
+    ids=" ".join,
+)
+def test_weights_of_unlike_dtypes_are_trained_in_one(pins: dict[str, Any]) -> None:
+    model = _Unlike()
+    inputs = {"x": torch.randn(8, 3, 8)}
+    # As plain torch does with all weights in float32.
+    found = compare_with_whole(made(model, inputs, pins), model.float())
+    assert found.verdict == "right", found
+
+
 class _Sharing(_Stack):
     """One layer within each block, which is another module in each."""
 
@@ -152,6 +180,109 @@ def test_stages_of_one_rank_share_a_module(virtual: int) -> None:
     pins = PIPELINE | {"schedule": "Interleaved1F1B" if virtual > 1 else "1F1B"}
     pins |= {"virtual_stages": virtual}
     found = compare_with_whole(made(model, {"x": torch.randn(8, 3, 8)}, pins), model)
+    assert found.verdict == "right", found
+
+
+class _Looking(_Stack):
+    """An embedding whose gradient lists the rows that were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, 8, sparse=True)
+        self.bag = nn.EmbeddingBag(64, 8, mode="sum", sparse=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens) + self.bag(tokens)[:, None]
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {},
+        {"dp_replicate": 2},
+        {"dp_shard": 2, "zero_stage": 1},
+        {"dp_shard": 2, "zero_stage": 3},
+        PIPELINE | {"dp_shard": 2, "zero_stage": 2},
+    ],
+    ids=" ".join,
+)
+def test_sparse_gradients_are_trained(pins: dict[str, Any]) -> None:
+    model = _Looking()
+    inputs = {"tokens": torch.randint(0, 64, (8, 3))}
+    found = compare_with_whole(made(model, inputs, pins), model)
+    assert found.verdict == "right", found
+
+
+class _Translating(nn.Module):
+    """torch's encoder-decoder, which looks at the values of a mask without a hint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(64, 16)
+        self.inner = nn.Transformer(16, 2, 2, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 64)
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        found = self.inner(
+            self.embedding(source), self.embedding(target), tgt_mask=mask
+        )
+        scores: torch.Tensor = self.head(found)
+        return scores
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_masks_of_torchs_transformer_in_a_pipeline(recompute: str) -> None:
+    model = _Translating()
+    inputs = {name: torch.randint(0, 64, (8, 6)) for name in ("source", "target")}
+    plan = made(model, inputs, PIPELINE | {"recompute": recompute})
+    found = compare_with_whole(plan, model)
+    assert found.verdict == "right", found
+
+
+def _albert(**sizes: int) -> nn.Module:
+    config = transformers.AlbertConfig(
+        vocab_size=64,
+        embedding_size=16,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        intermediate_size=64,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **sizes,
+    )
+    torch.manual_seed(0)
+    return transformers.AlbertForMaskedLM(config)
+
+
+_TOKENS = {"input_ids": torch.randint(0, 64, (8, 8))}
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize(
+    "sizes", [{}, {"inner_group_num": 2}], ids=["one layer", "two layers"]
+)
+def test_layers_that_run_in_turn_are_not_cut_apart(sizes: dict[str, int]) -> None:
+    model = _albert(**sizes)
+    with pytest.raises(
+        NoFeasiblePlanError,
+        match=r"pp=2 cuts a model in which .* and .* run in turn.*; use pp=1",
+    ):
+        made(model, _TOKENS, PIPELINE)
+    found = compare_with_whole(
+        made(model, _TOKENS, {"dp_shard": 2, "zero_stage": 3}), model
+    )
+    assert found.verdict == "right", found
+
+
+def test_groups_of_layers_that_run_in_turn_are_cut_between() -> None:
+    model = _albert(num_hidden_groups=2)
+    found = compare_with_whole(made(model, _TOKENS, PIPELINE), model)
     assert found.verdict == "right", found
 
 

@@ -92,6 +92,15 @@ def test_targets_are_the_next_of_labels_or_tokens() -> None:
         target_of({"x": torch.zeros(1)}, "cross_entropy")
 
 
+def test_scores_without_a_label_each_are_refused() -> None:
+    loss = LossFunction(kind="cross_entropy", data_parallel=1)
+    tokens = torch.zeros(4, 6, dtype=torch.int64)
+    target = loss.target({"source": tokens, "target": tokens[:, :5]})
+    said = r"\(4, 5, 8\) beside labels of shape \(4, 6\).*'labels' of shape \(4, 5\)"
+    with pytest.raises(ExecutionError, match=said):
+        loss(torch.zeros(4, 5, 8), target)
+
+
 def test_a_batch_without_a_target_is_refused() -> None:
     loss = LossFunction(kind="cross_entropy", data_parallel=1)
     with pytest.raises(ExecutionError, match="every target"):

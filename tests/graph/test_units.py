@@ -179,3 +179,69 @@ def test_units_are_modules_that_are_called() -> None:
         "direct.0.0",
         "direct.1.0",
     ]
+
+
+class _Looped(nn.Module):
+    """Layers that run several times, or in a row, with an activation in common."""
+
+    def __init__(self, *, order: tuple[int, ...]) -> None:
+        super().__init__()
+        act = nn.GELU()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), act, nn.Linear(8, 8)) for _ in range(3)
+        )
+        self.order = order
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index in self.order:
+            x = x + self.layers[index](x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class _Listed(nn.Module):
+    """Two layers in turn, each three times in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.layers = nn.ModuleList([first, second] * 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+class _Twins(nn.Module):
+    """Layers that run once on each of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        for layer in self.layers:
+            y = layer(y).relu()
+        return x * y
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (_Looped(order=(0, 1, 2)), None),
+        (_Looped(order=(0, 0, 1, 2, 2)), None),
+        (_Looped(order=(0, 1, 2, 0)), "layers.1 and layers.0 run in turn"),
+        (_Listed(), "layers.0 and layers.1 run in turn"),
+        (Shared(), "layers.1 and again run in turn"),
+        (_Twins(), None),
+    ],
+    ids=["in a row", "several times in a row", "again", "listed", "between", "twins"],
+)
+def test_units_that_run_in_turn_are_found(model: nn.Module, said: str | None) -> None:
+    names = ("x", "y") if isinstance(model, _Twins) else ("x",)
+    graph = capture(model, {name: torch.randn(2, 8) for name in names})
+    assert graph.in_turn == said

@@ -22,6 +22,7 @@ from planner.schema.violations.computation import offload_violation, whole_viola
 from planner.schema.violations.division import (
     batch_norm_violation,
     coupled_violation,
+    hook_violation,
     stream_violation,
 )
 from planner.schema.violations.messages import boundary_violation, shards_violation
@@ -33,6 +34,7 @@ __all__ = [
     "comparison_violation",
     "coupled_violation",
     "executor_violations",
+    "hook_violation",
     "installed_torch",
     "offload_violation",
     "shards_violation",

@@ -7,7 +7,7 @@ tables, too. Each returns value, rule and remedy; None if its rule is kept.
 from __future__ import annotations
 
 from planner.schema.strategy import Strategy
-from planner.schema.strategy_parts import TensorSharding, matches_pattern
+from planner.schema.strategy_parts import Precision, TensorSharding, matches_pattern
 from planner.schema.violations.case import Case
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "context",
     "coupled_violation",
     "experts",
+    "hook_violation",
     "loss",
     "one_process_one_stage",
     "patterns",
@@ -33,6 +34,35 @@ _SPLIT_DIM = {"colwise": 0, "vocab": 0, "rowwise": 1}
 
 #: Styles that leave a tp rank all tokens and some of the features.
 _SPLIT = frozenset({"colwise", "rowwise"})
+
+
+def hook_violation(
+    hooked: str | None, devices: int, microbatches: int, precision: Precision
+) -> str | None:
+    """Why the hook on a parameter's gradient is not called as in one process.
+
+    Args:
+        hooked: Name of the parameter; None if there is no such hook.
+        devices: Of the mesh.
+        microbatches: Of a step.
+        precision: Dtypes of the step.
+    """
+    if hooked is None:
+        return None
+    if devices > 1:
+        given, why = f"{devices} devices", "whose shards and copies do not call it"
+    elif microbatches > 1:
+        given, why = f"num_microbatches={microbatches}", "which call it with parts"
+    elif precision.compute in ("float16", "float8"):
+        given, why = f"compute={precision.compute}", "which scales gradients"
+    else:
+        return None
+    return (
+        f"{hooked} has a hook on its gradient, with {given}, {why}; remove it, and "
+        f"change the gradient in forward (a torch.autograd.Function within a unit) or "
+        f"the optimizer's step (optimizer= of prepare), or plan for 1 device, 1 "
+        f"microbatch and bfloat16 or float32"
+    )
 
 
 def stream_violation(
