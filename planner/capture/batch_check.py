@@ -43,8 +43,10 @@ def batch_violation(
     build: Callable[[], nn.Module] | None,
     flops: float,
     saved_bytes: float,
+    *,
+    closely: bool = False,
 ) -> str | None:
-    """Return how a batch differs from its halves, empty if not; None if unknown.
+    """Return how a batch differs from its halves; None if it does not, or is unknown.
 
     Dropout is off, batch norms use their running statistics: both are known by their
     modules. A model that differs from itself is unknown, and so is one of more than 50
@@ -55,6 +57,8 @@ def batch_violation(
         build: Makes the module anew; None if that of ``source`` has values.
         flops: Of a forward of its batch.
         saved_bytes: What that keeps for backward.
+        closely: Also compare with single samples, of models of which nothing else is
+            known; the answer is empty if those do not differ either.
     """
     parameters = list(source.module.parameters())
     count = sum(parameter.numel() for parameter in parameters)
@@ -69,20 +73,23 @@ def batch_violation(
         # Whatever the code of a model raises on numbers that are drawn.
         with contextlib.suppress(Exception):
             module = _quiet(copy.deepcopy(source.module) if build is None else build())
-            return _compared(_Batches(source, samples), module)
+            return _compared(_Batches(source, samples), module, closely)
     return None
 
 
-def _compared(batches: _Batches, module: nn.Module) -> str | None:
+def _compared(batches: _Batches, module: nn.Module, closely: bool) -> str | None:
     """Compare with a batch whole; what draws numbers in training is tried without."""
     for mode in (True, False):
         if not mode:
             module.eval()
         one, other = (_trained(copy.deepcopy(module), batches, 1) for _ in range(2))
         if _difference(one, other) is None:
-            found = _difference(one, _trained(module, batches, 2))
+            found = _difference(one, _trained(copy.deepcopy(module), batches, 2))
             finite = all(math.isfinite(step.loss) for step in one)
-            return "" if found is None and mode and finite and batches.owned else found
+            if found is None and closely and mode and finite and batches.owned:
+                singles = _trained(module, batches, batches.samples)
+                return _difference(one, singles) or ""
+            return found
     return None
 
 
@@ -158,14 +165,15 @@ class _Batches:
     def __init__(self, source: Source, samples: int) -> None:
         self._inputs: ExampleInputs = source.inputs
         self._kind = source.loss
-        self._samples = samples
+        #: Samples of each batch.
+        self.samples = samples
         rows = {shape.shape[:1] for _, shape in source.inputs.shapes}
         #: Whether each sample owns one row of every input.
         self.owned = rows == {(source.inputs.batch,)}
 
     def loss(self, output: Any, parts: int) -> torch.Tensor:
         """Return the loss of what forward returned of one of so many parts."""
-        rows = self._samples // parts
+        rows = self.samples // parts
         shapes = tuple(
             (name, replace(shape, shape=(rows, *shape.shape[1:])))
             for name, shape in self._inputs.shapes
@@ -193,7 +201,7 @@ class _Batches:
         """Make an input of a part; one that no sample owns rows of is whole."""
         batch = self._inputs.batch
         owned = bool(shape.shape) and shape.shape[0] == batch
-        rows = self._samples if owned else 1
+        rows = self.samples if owned else 1
         sizes = (rows, *shape.shape[1:]) if owned else shape.shape
         dtype: torch.dtype = getattr(torch, shape.dtype)
         if shape.values is not None:

@@ -316,7 +316,7 @@ def _graph(
     name: str,
     ref: str | None,
     trusted: bool,
-    numbers: Callable[[float, float], str | None] | None,
+    numbers: Callable[..., str | None] | None,
 ) -> ModelGraph:
     module, dtype, inputs = source.module, source.dtype, source.inputs
     ops = expand(reading.trace, module, dtype)
@@ -428,7 +428,7 @@ def _divisions(
     stream: str | None,
     sharding: Mapping[str, str],
     units: Sequence[str],
-    numbers: Callable[[], str | None] | None,
+    numbers: Callable[..., str | None] | None,
 ) -> _Divisions:
     """Look at tokens and samples, as far as nothing else rules their division out.
 
@@ -461,7 +461,7 @@ def _divisions(
         else:
             assumptions = (*assumptions, f"samples are treated one by one: {error}")
     if together is None and own is None and numbers and check:
-        together = numbers()
+        together = numbers(closely=untried is not None)
     # Empty where numbers have shown that there is no meeting.
     together = (untried if together is None else together) or None
     if together is None and own == "coupled":

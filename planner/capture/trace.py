@@ -39,6 +39,8 @@ from planner.errors import CaptureError, OpBudgetError
 
 __all__ = ["Call", "Trace", "Tracer"]
 
+#: Ops that leave values as they are once they were applied.
+_LIMITS = frozenset({"aten::clamp_", "aten::clamp_max_", "aten::clamp_min_"})
 _UNWRITTEN = frozenset(
     {
         "aten::empty",
@@ -391,14 +393,22 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self.trace.weight_bytes[-1] = weights
 
     def _require_buffer(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Refuse an op that writes to a parameter.
+        """Refuse an op that writes to a parameter, and tell of limits on its values.
+
+        Each copy of the weights can be limited; shards are not, while gathered copies
+        are, before each use.
 
         Raises:
             CaptureError: Naming the module and the op.
         """
         pairs = zip(func._schema.arguments, args, strict=False)
         written = [x for argument, x in pairs if argument.is_write]
-        if any(self._id(tensor) < 0 for tensor in _tensors(written)):
+        if all(self._id(tensor) >= 0 for tensor in _tensors(written)):
+            return
+        if func._schema.name in _LIMITS:
+            what = "limits a parameter in place, which ZeRO 3 does not do to its shards"
+            self.assume(func._schema.name, what)
+        else:
             raise CaptureError(
                 f"{self._stack[-1] or 'forward'} changes a parameter in place "
                 f"({func._schema.name}), which copies, shards and microbatches would "

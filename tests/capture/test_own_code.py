@@ -250,6 +250,16 @@ def test_a_forward_that_changes_parameters_is_refused() -> None:
         _read(_Own(_averaged))
 
 
+def _limited(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.blocks[0].up.weight.data.clamp_(-1.0, 1.0)
+    return model.scores(x).square().mean()  # type: ignore[no-any-return]
+
+
+def test_limits_on_parameters_are_read_and_told() -> None:
+    told = _read(_Own(_limited)).assumptions
+    assert any("limits a parameter in place" in one for one in told)
+
+
 def test_parameters_of_lazy_modules_are_to_be_made_first() -> None:
     lazy = nn.Sequential(nn.LazyLinear(4))
     with pytest.raises(CaptureError, match=r"0\.weight has no shape yet"):
