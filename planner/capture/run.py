@@ -209,9 +209,13 @@ def _first_way(source: Source) -> Reading:
         except Exception as error:
             failures.append(f"{_WAYS[way]}: {_one_line(error)}")
             last = error
+    how = ""
+    if source.dtype in (torch.bfloat16, torch.float16):
+        name = str(source.dtype).removeprefix("torch.")
+        how = f" with weights in {name} and buffers as they are, or plan in float32"
     raise CaptureError(
         f"the model could not be read; {'; '.join(failures)}. Check that "
-        f"module(**example_inputs) and backward run in plain torch"
+        f"module(**example_inputs) and backward run in plain torch{how}"
     ) from last
 
 
