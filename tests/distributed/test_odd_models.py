@@ -211,7 +211,8 @@ class _Looking(_Stack):
 )
 def test_sparse_gradients_are_trained(pins: dict[str, Any]) -> None:
     model = _Looking()
-    inputs = {"tokens": torch.randint(0, 64, (8, 3))}
+    # Tokens are the labels of eight scores, too.
+    inputs = {"tokens": torch.randint(0, 8, (8, 3))}
     found = compare_with_whole(made(model, inputs, pins), model)
     assert found.verdict == "right", found
 
@@ -302,7 +303,11 @@ class _Leaving(_Stack):
         return x
 
 
-def test_replicas_name_a_parameter_that_loses_its_gradient() -> None:
+def test_replicas_name_a_parameter_that_loses_its_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As of a model that is too large to be tried on its halves when it is read.
+    monkeypatch.setattr("planner.capture.read.batch_violation", lambda *_, **__: None)
     model = _Leaving()
     inputs = {"x": torch.randn(8, 3, 8)}
     found = compare_with_whole(made(model, inputs, {"dp_replicate": 2}), model)
