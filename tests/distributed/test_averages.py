@@ -108,7 +108,9 @@ def test_a_run_evaluates_and_saves_the_average(
     loss, average = _alone(plan, 4)
     assert whole[-1][1] == pytest.approx(loss, rel=1e-5)
     for name, value in saved("whole").items():
-        torch.testing.assert_close(value, average[name], rtol=1e-4, atol=1e-5)
+        # Adam divides rounding by small moments: on some CPUs one number of 2,048 is
+        # 3e-5 apart, all of them 1e-3 where a step is missing.
+        torch.testing.assert_close(value, average[name], rtol=1e-4, atol=1e-4)
     # A run that is interrupted and goes on ends with the same bits.
     assert ran(2, **kept) == whole[:1]
     assert ran(4, "resumed", **kept) == whole[1:]
