@@ -42,8 +42,8 @@ def select_output(output: Any, kind: LossKind) -> torch.Tensor:
     Args:
         output: A tensor, a tuple or mapping of them, or a dataclass such as those of
             ``transformers``.
-        kind: ``model`` takes ``loss``, or the only scalar; the others ``logits`` where
-            there is one, or the first tensor.
+        kind: ``model`` takes ``loss``, or the scalar beside other tensors; the others
+            ``logits`` where there is one, or the first tensor.
 
     Raises:
         ExecutionError: If the output holds no tensor, or no scalar for ``model``.
@@ -219,9 +219,13 @@ class LossFunction:
         labels = batch.get("labels")
         if labels is not None:
             labels = _shifted(labels, self.label_shift)
-        # Own code may call them by any name.
+        # Own code may call them by any name; a table that no sample owns is none.
         found = [labels] if labels is not None else batch.values()
-        tallies = [_tally(one, parts) for one in found if _is_integer(one)]
+        tallies = [
+            _tally(one, parts)
+            for one in found
+            if _is_integer(one) and one.numel() and one.numel() % parts == 0
+        ]
         return max(
             tallies, key=lambda one: one.most - one.fewest, default=Tally(count=0)
         )

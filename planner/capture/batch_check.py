@@ -139,17 +139,18 @@ def _difference(ones: list[_Step], others: list[_Step]) -> str | None:
             return None
         if abs(one.loss - other.loss) > _LOSS * max(1.0, abs(one.loss)):
             return (
-                f"the loss of a batch, {one.loss:.4g}, is not the mean of its halves', "
+                f"the loss of a batch, {one.loss:.4g}, is not the mean of its parts', "
                 f"{other.loss:.4g}"
             )
         norms = {name: float(value.norm()) for name, value in one.gradients.items()}
         floor = 1e-3 * math.hypot(*norms.values()) + 1e-7
-        for name, value in other.gradients.items():
-            own = one.gradients.get(name, torch.zeros_like(value))
-            apart = float((value - own).norm())
+        for name in {**one.gradients, **other.gradients}:
+            # No gradient is one of zeros.
+            whole, mean = one.gradients.get(name, 0.0), other.gradients.get(name, 0.0)
+            apart = float((torch.as_tensor(whole) - mean).norm())
             if apart > _GRADIENT * norms.get(name, 0.0) + floor:
                 return (
-                    f"the gradient of {name} of a batch is not the mean of its halves'"
+                    f"the gradient of {name} of a batch is not the mean of its parts'"
                 )
     return None
 

@@ -347,6 +347,8 @@ def _is_linear(op: Op, counts: Collection[int]) -> bool:
         return op.name in _LINEAR
     read = zip(op.reads, op.values, strict=True)
     factors = [at for at, value in read if value is None]
-    if op.name.startswith("div") and len(factors) == 2 and factors[1] in counts:
-        factors.pop()
-    return len(factors) == 1
+    if not op.name.startswith("div"):
+        return len(factors) == 1
+    # What is divided is linear, what it is divided by is not.
+    divided = op.values[0] is None
+    return divided and (len(factors) == 1 or factors[1] in counts)

@@ -98,6 +98,7 @@ _MEETINGS: dict[str, _Forward] = {
     "weights": lambda m, x: (m.scores(x) * x).sum() / x.abs().sum(),
     "hardest": lambda m, x: m.scores(x).flatten().topk(4).values.mean(),
     "balance of experts": _balanced,
+    "inverse": lambda m, x: torch.div(torch.ones(()), m.scores(x).square().mean()),
     "ratio of means": lambda m, x: m.scores(x).square().mean() / x.square().mean(),
     "centred": lambda m, x: (m.scores(x) - m.scores(x).mean()).square().mean(),
 }

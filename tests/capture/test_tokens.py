@@ -173,7 +173,7 @@ class _NamedPair(_Named):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (_Named, "mean of its halves"),
+        (_Named, "mean of its parts"),
         (_NamedPair, "forward could not be run with twice the samples"),
     ],
 )

@@ -153,6 +153,7 @@ def test_a_mean_that_nobody_knows_is_not_taken_of_unequal_parts(name: str) -> No
     labels = torch.ones(4, 3, dtype=torch.int64)
     own = LossFunction(kind="model", data_parallel=2, label_shift=0)
     batch = {"x": torch.ones(4, 2), "idx": torch.ones(4, 9).long(), name: labels}
+    batch["table"] = torch.ones(3).long()  # which no sample owns
     own.prepare(batch, 1)  # equal parts: the mean of means is the mean
     labels[0, 0] = -100
     with pytest.raises(ExecutionError, match=r"2 microbatches .* to \d+ labels"):
