@@ -15,6 +15,7 @@ from planner.cluster.levels import axis_groups
 from planner.cluster.network import network_of
 from planner.cost.constants import Calibration, DeviceConstants, constants_of
 from planner.cost.evidence import Place, Risk
+from planner.cost.kept_columns import KeptColumns
 from planner.cost.kernels.low_precision import gathered_share
 from planner.cost.optimizer_states import mean_state_bytes
 from planner.cost.recipes import RECIPES, Recipe
@@ -299,7 +300,15 @@ class PricingContext:
         made = replace(self, order=order, shared=self.facts)
         # Recipe and calibration are the same.
         vars(made).update(_constants=self._constants, link_shares=self.link_shares)
+        if len(self.regime.synchronisation.widths) == 1:
+            # Else the pace of some types depends on which devices are used.
+            vars(made).update(kept_columns=self.kept_columns)
         return made
+
+    @cached_property
+    def kept_columns(self) -> dict[str, KeptColumns]:
+        """Prices that depend on nothing but degrees, by who works them out."""
+        return {}
 
     @cached_property
     def _by_pp(self) -> dict[int, tuple[Index, Array]]:

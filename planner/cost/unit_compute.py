@@ -18,7 +18,6 @@ from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses
 from planner.cost.kernels.roofline import kernel_times
 from planner.cost.kernels.shapes import Division, divide
 from planner.cost.recipes import Recipe
-from planner.cost.table.rows import number_rows
 from planner.schema.cluster import DeviceType
 
 __all__ = ["UnitCompute", "unit_compute"]
@@ -61,20 +60,15 @@ def unit_compute(
     *,
     ring: bool,
 ) -> UnitCompute:
-    """Price the compute of every unit; combinations in other orders share theirs."""
+    """Price the compute of every unit."""
     names = ("tp", "cp", "ep", "microbatch", "sequence_parallel")
-    columns: list[Index] = [getattr(combos, name) for name in names]
-    which = np.arange(len(combos))
-    if combos.order is not None:
-        first, which = number_rows(*columns)
-        columns = [column[first] for column in columns]
-    *degrees, microbatch, split = columns
+    *degrees, microbatch, split = (getattr(combos, name) for name in names)
     table, tokens = classes.kernels, microbatch / context.graph.batch
     whole = classes.whole[table.owner]
     part = divide(table, tokens, degrees, split, ring=ring, whole=whole)
     found = _by_type(context, classes, part)
     _put_measured(found, classes, tokens)
-    forward, backward, weight, selective, *more = found[:, :, which]
+    forward, backward, weight, selective, *more = found
     host, attention = more[:2], more[2:]
     types = context.cluster.device_types
     hooks = np.array([_hooks_s(context, device) for device in types])[:, None, None]
@@ -94,7 +88,7 @@ def unit_compute(
         weight=weight @ classes.count,
         selective=selective @ classes.count,
         attention=np.stack(attention).min(axis=1),
-        scores=part.scores[which],
+        scores=part.scores,
     )
 
 

@@ -19,6 +19,7 @@ from planner.cost.kernels.blocks import (
     count_parameters,
 )
 from planner.graph import ModelGraph
+from planner.graph.memo import once_per_graph
 from planner.units import dtype_bytes
 
 __all__ = [
@@ -375,6 +376,7 @@ def cast_bytes_of(
     return found
 
 
+@once_per_graph
 def _with_kind(graph: ModelGraph, kind: str) -> NDArray[np.bool_]:
     """Units that have a block of a kind. Shape [U]."""
     return np.array(
@@ -404,6 +406,7 @@ def _at_worst(moments: Sequence[Sequence[Array]], saved: Array) -> Array:
     return np.asarray(found)
 
 
+@once_per_graph
 def _share_of_first(graph: ModelGraph) -> Array:
     """Share of the first trained weight in those of its unit. Shape [U]."""
     starts = [start for start, _ in graph.units]

@@ -12,17 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import Combinations, PricingContext
+from planner.cost.kept_columns import KeptColumns
 from planner.cost.kernels.blocks import BlockClasses, Ties
 from planner.cost.traffic.collectives import LayerLines
 from planner.cost.traffic.layers import (
     FORWARD_SHARE,
-    ExpertTraffic,
     context_traffic,
+    expert_payload,
     expert_traffic,
     exposed_exchanges,
     tensor_traffic,
 )
-from planner.cost.unit_compute import UnitCompute, unit_compute
+from planner.cost.unit_compute import unit_compute
 from planner.cost.unit_memory import (
     alone_bytes_of,
     between_halves,
@@ -32,6 +33,8 @@ from planner.cost.unit_memory import (
     transient_bytes_of,
     whole_bytes_of,
 )
+from planner.graph import ModelGraph
+from planner.graph.memo import once_per_graph
 from planner.schema.strategy_parts import ContextAlgorithm
 
 __all__ = ["UnitCosts", "price_units"]
@@ -221,12 +224,12 @@ def _summed_parameters(
     return np.asarray((whole * inside)[:, None] * held * split)
 
 
-def _recomputed(context: PricingContext) -> NDArray[np.bool_]:
-    """Units that full recomputation covers. Shape [U]."""
-    graph = context.graph
+@once_per_graph
+def _recomputed(graph: ModelGraph, ends: bool) -> NDArray[np.bool_]:
+    """Units that full recomputation covers, and with ``ends`` all. Shape [U]."""
     return np.array(
         [
-            context.recipe.recompute_ends
+            ends
             or not {block.kind for block in graph.blocks[a:b]} & {"embedding", "head"}
             for a, b in graph.units
         ]
@@ -249,7 +252,6 @@ def _parameters(
         "trained_experts": trained_experts,
         "tied_parameters": ties.scalars / ways,
         "tied_trained": ties.trained / ways,
-        "tensors": parameters.tensors,
         "summed_parameters": _summed_parameters(context, classes, combos),
     }
 
@@ -261,14 +263,12 @@ class _Asked:
     Attributes:
         context: The request.
         combos: Degrees and microbatches.
-        lines: Of their collectives.
         scale: Elements on one device over those of the traced batch. Shape [C].
         repeated: Units that full recomputation covers. Shape [U].
     """
 
     context: PricingContext
     combos: Combinations
-    lines: LayerLines
     scale: Array
     repeated: NDArray[np.bool_]
 
@@ -346,13 +346,17 @@ def _activations(
     }
 
 
-def _crossing(asked: _Asked) -> dict[str, Array]:
-    """Fields of :class:`UnitCosts` of the traffic over cuts between units."""
+def _crossing(asked: _Asked, lines: LayerLines) -> dict[str, Array]:
+    """Fields of :class:`UnitCosts` of the traffic over cuts between units.
+
+    Args:
+        asked: The request.
+        lines: Of the collectives of its combinations.
+    """
     context, combos = asked.context, asked.combos
     cut, shared = _cut_bytes(context, asked.classes, combos, asked.scale)
     sent = _sent_bytes(context, combos, cut)
-    gathers = asked.lines.tp["all_gather"]
-    gathered, gather_s = _gathered_cuts(context, combos, cut, gathers)
+    gathered, gather_s = _gathered_cuts(context, combos, cut, lines.tp["all_gather"])
     # A stage keeps the part that it received; what it puts together if it saves that.
     cut = np.where(gathered > 0, sent, cut)
     shared = np.where(gathered > 0, 0.0, shared)
@@ -370,22 +374,32 @@ def _crossing(asked: _Asked) -> dict[str, Array]:
 
 def _traffic(
     asked: _Asked,
+    lines: LayerLines,
     algorithm: ContextAlgorithm,
-    compute: UnitCompute,
-    experts: ExpertTraffic,
+    own: dict[str, Array],
 ) -> dict[str, Array]:
-    """Fields of :class:`UnitCosts` of the collectives of tp, cp and ep."""
-    context, combos, lines = asked.context, asked.combos, asked.lines
+    """Fields of :class:`UnitCosts` of the collectives of tp, cp and ep.
+
+    Args:
+        asked: The request.
+        lines: Of the collectives of its combinations.
+        algorithm: How attention sees a sequence that cp divides.
+        own: From :func:`_without_links`.
+    """
+    context, combos = asked.context, asked.combos
     classes, to_units = asked.classes, asked.classes.count
+    experts = expert_traffic(
+        context, classes, combos, lines.ep["all_to_all"], asked.scale
+    )
     tp = tensor_traffic(context, classes, combos, lines.tp, asked.scale)
     cp = context_traffic(
-        algorithm, context, classes, combos, lines.cp, asked.scale, compute.attention
+        algorithm, context, classes, combos, lines.cp, asked.scale, own["attention"]
     )
     ep_s = exposed_exchanges(
         context.recipe,
         experts.seconds @ to_units,
-        compute.forward.min(axis=0),
-        compute.backward.min(axis=0),
+        own["forward_s"].min(axis=0),
+        own["backward_s"].min(axis=0),
     )
     return {
         "tp_s": tp.seconds,
@@ -422,36 +436,75 @@ def price_units(
         lines: Of their collectives, see :meth:`PricingContext.layer_lines`.
         context_algorithm: How attention sees a sequence that cp divides.
     """
-    classes = context.facts.classes
-    scale = combos.microbatch / context.graph.batch / combos.cp
-    scale = scale * context.element_ratio
-    asked = _Asked(context, combos, lines, scale, _recomputed(context))
     if context.graph.spatial:
         context_algorithm = "halo"
     ring = context_algorithm == "ring"
+    columns = {name: getattr(combos, name) for name in _DEGREES}
+
+    def price(rows: Index) -> dict[str, Array]:
+        some = {name: column[rows] for name, column in columns.items()}
+        return _without_links(_asked(context, Combinations(**some)), ring=ring)
+
+    kept = context.kept_columns.setdefault(f"units, {ring=}", KeptColumns(_AXES))
+    own = kept.look_up(tuple(columns.values()), price)
+    asked = _asked(context, combos)
+    counts = context.facts.parameter_counts
+    traffic = _traffic(asked, lines, context_algorithm, own)
+    del own["attention"]
+    costs = UnitCosts(
+        cp_forward=FORWARD_SHARE[context_algorithm],
+        ties=counts.ties,
+        tensors=counts.tensors,
+        **own,
+        **_crossing(asked, lines),
+        **traffic,
+    )
+    return costs if combos.depth is None else _skipping(costs, context, combos.depth)
+
+
+def _asked(context: PricingContext, combos: Combinations) -> _Asked:
+    scale = combos.microbatch / context.graph.batch / combos.cp
+    ends = context.recipe.recompute_ends
+    repeated = _recomputed(context.graph, ends)
+    return _Asked(context, combos, scale * context.element_ratio, repeated)
+
+
+def _without_links(asked: _Asked, *, ring: bool) -> dict[str, Array]:
+    """Fields of :class:`UnitCosts` that depend on no link, and seconds of attention."""
+    context, combos, classes = asked.context, asked.combos, asked.classes
     compute = unit_compute(context, classes, combos, ring=ring)
     if context.regime.loss_chunks > 1:
         # Logits are computed once more.
         again = compute.again * _with_heads(classes)
         compute = replace(compute, backward=compute.backward + again)
     parameters = _parameters(context, classes, combos)
-    experts = expert_traffic(context, classes, combos, lines.ep["all_to_all"], scale)
-    routed = experts.payload @ classes.count
-    costs = UnitCosts(
-        forward_s=compute.forward,
-        backward_s=compute.backward,
-        weight_s=compute.weight,
-        selective_s=compute.selective * asked.repeated,
-        full_s=compute.again * asked.repeated,
-        hooks_s=compute.hooks,
-        cp_forward=FORWARD_SHARE[context_algorithm],
-        ties=context.facts.parameter_counts.ties,
+    routed = expert_payload(classes, combos, asked.scale) @ classes.count
+    return {
+        "forward_s": compute.forward,
+        "backward_s": compute.backward,
+        "weight_s": compute.weight,
+        "selective_s": compute.selective * asked.repeated,
+        "full_s": compute.again * asked.repeated,
+        "hooks_s": compute.hooks,
+        "attention": compute.attention,
         **parameters,
         **_activations(asked, parameters, compute.scores, routed),
-        **_crossing(asked),
-        **_traffic(asked, context_algorithm, compute, experts),
-    )
-    return costs if combos.depth is None else _skipping(costs, context, combos.depth)
+    }
+
+
+#: Columns of a combination that anything but links depends on.
+_DEGREES = ("tp", "cp", "ep", "microbatch", "sequence_parallel")
+#: Axis of combinations in what :func:`_without_links` returns.
+_AXES = {
+    **dict.fromkeys(("whole_bytes", "alone_bytes"), -1),
+    **dict.fromkeys(("output_bytes", "weight_grad_bytes"), 0),
+    **dict.fromkeys(("dense_parameters", "expert_parameters"), 0),
+    **dict.fromkeys(("trained_dense", "trained_experts"), 0),
+    **dict.fromkeys(("tied_parameters", "tied_trained"), 0),
+    **dict.fromkeys(("forward_s", "backward_s", "weight_s", "selective_s"), 1),
+    **dict.fromkeys(("full_s", "hooks_s", "attention", "summed_parameters"), 1),
+    **dict.fromkeys(("saved_bytes", "offloaded_bytes", "transient_bytes"), 1),
+}
 
 
 #: Figures of units that a copy has none of where it skips the unit.

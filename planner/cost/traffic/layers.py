@@ -36,6 +36,7 @@ __all__ = [
     "TensorTraffic",
     "context_algorithms",
     "context_traffic",
+    "expert_payload",
     "expert_traffic",
     "exposed_exchanges",
     "tensor_traffic",
@@ -379,9 +380,16 @@ def expert_traffic(
             one = _time(line, total * scale / stream)
             seconds[:, index] = 2 * one * context.recipe.imbalance
     share = (combos.ep - 1) / combos.ep
-    payload = routed * (scale / stream * (combos.ep > 1))[:, None]
+    payload = expert_payload(classes, combos, scale)
     sent = 4 * payload * share[:, None]
     return ExpertTraffic(seconds=seconds, sent=sent, payload=payload)
+
+
+def expert_payload(classes: BlockClasses, combos: Combinations, scale: Array) -> Array:
+    """Bytes of one of a forward's two all-to-alls of ep. Shape [C, classes]."""
+    stream = np.where(combos.sequence_parallel > 0, combos.tp, 1)
+    share = (scale / stream * (combos.ep > 1))[:, None]
+    return np.asarray(classes.column("expert_bytes") * share)
 
 
 def exposed_exchanges(
