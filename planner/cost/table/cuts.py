@@ -2,8 +2,8 @@
 
 The exact answer for a whole table of problems at once: bisection on the bottleneck; a
 greedy fill decides whether a bottleneck is reachable and, if it is not, which is the
-next one worth trying. On mixed devices, where the greedy fill may fail wrongly, all
-starts in reach are searched. Source: the linear partitioning problem, Pinar and Aykanat
+next one worth trying. On mixed devices, where the greedy fill may fail wrongly, a
+dynamic program finds the bottleneck. Source: the linear partitioning problem, Pinar and Aykanat
 2004, "Fast optimal load balancing algorithms for 1D partitioning", section 2 (probe
 with prefix sums and bisection) and its exact bisection (bounds moved to bottlenecks
 that a cut can have).
@@ -23,6 +23,9 @@ Index = NDArray[np.int64]
 
 
 _ROUNDS = 26
+
+#: Rounds of bisection that only bound the bottleneck from above.
+_ROUGH_ROUNDS = 10
 
 #: Share of the bottleneck to which it is found.
 _PRECISION = 1e-8
@@ -103,6 +106,42 @@ def _fill_mixed(
 
 
 @inner
+def _least_bottleneck(
+    prefix: Array, combo: int, types: Index, stages: int, most: float
+) -> float:
+    """Seconds of the slowest stage of the best cut on devices of different types.
+
+    By stage and number of units placed so far: a stage grows backward until it alone
+    is slower than the best cut found for that number.
+
+    Args:
+        prefix: Seconds of all units before each. Shape [T, combinations, units + 1].
+        combo: Which combination.
+        types: Device type of each stage.
+        stages: How many.
+        most: Bottleneck of some cut.
+    """
+    units = prefix.shape[2] - 1
+    above = most * (1 + 1e-9)
+    least = np.full((2, units + 1), np.inf)
+    least[0, 0] = 0.0
+    for stage in range(stages):
+        sums = prefix[types[stage], combo]
+        before, after = least[stage % 2], least[1 - stage % 2]
+        after[:] = np.inf
+        for stop in range(stage + 1, units - (stages - stage - 1) + 1):
+            best = above
+            for start in range(stop - 1, stage - 1, -1):
+                own = sums[stop] - sums[start]
+                if own >= best:
+                    break
+                best = min(best, max(own, before[start]))
+            if best < above:
+                after[stop] = best
+    return min(most, least[stages % 2, units])
+
+
+@inner
 def _even_out(sums: Array, stages: int, limit: float, bounds: Index) -> None:
     """Move boundaries so that stages are alike, none slower than ``limit``.
 
@@ -176,22 +215,21 @@ def _balance_equal(
 def _balance_mixed(
     prefix: Array, combo: int, types: Index, stages: int, bounds: Index
 ) -> bool:
-    """Bisect between nothing and all units on one device of the slowest type."""
+    """Bound the bottleneck by greedy fills, then find the least."""
     low, high = 0.0, 0.0
     for kind in range(len(prefix)):
         high = max(high, prefix[kind, combo, -1])
-    limit, placed = 0.5 * high, False
-    for _ in range(_ROUNDS):
-        if high - low <= _PRECISION * high:
-            break
-        placed = _fill(prefix, combo, types, stages, limit, bounds) == _PLACED
-        if placed or _fill_mixed(prefix, combo, types, stages, limit, bounds):
-            high = limit
+    for _ in range(_ROUGH_ROUNDS):
+        middle = 0.5 * (low + high)
+        if _fill(prefix, combo, types, stages, middle, bounds) == _PLACED:
+            high = middle
         else:
-            low = limit
-        limit = 0.5 * (low + high)
-    placed = _fill(prefix, combo, types, stages, high, bounds) == _PLACED
-    return placed or _fill_mixed(prefix, combo, types, stages, high, bounds)
+            low = middle
+    limit = _least_bottleneck(prefix, combo, types, stages, high)
+    # A little above the bottleneck, where rounding of equal sums does not matter.
+    limit *= 1 + _PRECISION / 2
+    placed = _fill(prefix, combo, types, stages, limit, bounds) == _PLACED
+    return placed or _fill_mixed(prefix, combo, types, stages, limit, bounds)
 
 
 @compiled
