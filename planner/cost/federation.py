@@ -96,18 +96,13 @@ def _holders(
     """Ranks that hold each weight, or a part of it."""
     strategy = plan.strategy
     stage = {name: one.rank for one in strategy.stages for name in one.modules}
-    unit_of = {
-        block: index
-        for index, (start, stop) in enumerate(graph.units)
-        for block in range(start, stop)
-    }
     stride = strategy.mesh.num_devices // strategy.mesh.pp
     found = {}
     for parameter in graph.parameters:
         if parameter.name not in names:
             continue
         blocks = parameter.readers or (parameter.block,)
-        units = {graph.unit_names[unit_of[block]] for block in blocks}
+        units = {graph.unit_names[graph.unit_of_block[block]] for block in blocks}
         stages = sorted({stage.get(unit, 0) for unit in units})
         found[parameter.name] = tuple(
             rank for pp in stages for rank in range(pp * stride, (pp + 1) * stride)

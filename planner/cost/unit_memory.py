@@ -409,13 +409,11 @@ def _at_worst(moments: Sequence[Sequence[Array]], saved: Array) -> Array:
 @once_per_graph
 def _share_of_first(graph: ModelGraph) -> Array:
     """Share of the first trained weight in those of its unit. Shape [U]."""
-    starts = [start for start, _ in graph.units]
-    shares = np.zeros(len(starts))
+    shares, unit_of_block = np.zeros(len(graph.units)), graph.unit_of_block.tolist()
     sizes: dict[int, list[int]] = {}
     for one in graph.parameters:
         if one.trainable:
-            unit = int(np.searchsorted(starts, one.block, "right")) - 1
-            sizes.setdefault(unit, []).append(one.numel)
+            sizes.setdefault(unit_of_block[one.block], []).append(one.numel)
     for unit, found in sizes.items():
         shares[unit] = found[0] / sum(found)
     # A head whose weight is an embedding's has none of its own.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.graph.model import ModelGraph
 from planner.graph.residual import adds_input
 
@@ -44,7 +42,7 @@ def _no_classes(graph: ModelGraph) -> str:
             f"samples are sequences of {graph.seq_len} tokens, a label each, and "
             f"labels are to be one class a sample"
         )
-    unit_of = np.repeat(np.arange(len(graph.units)), np.diff(graph.units).ravel())
+    unit_of = graph.unit_of_block
     for edge in graph.edges:
         source, target = (int(unit_of[end]) for end in (edge.source, edge.target))
         names = graph.unit_names[source], graph.unit_names[target]

@@ -404,6 +404,12 @@ class ModelGraph:
         return tuple(self.blocks[start].layer for start, _ in self.units)
 
     @cached_property
+    def unit_of_block(self) -> np.ndarray:
+        """Index of the pipeline unit that each block lies in. Shape [blocks]."""
+        bounds = np.array(self.units, dtype=np.int64).reshape(-1, 2)
+        return np.repeat(np.arange(len(bounds)), bounds[:, 1] - bounds[:, 0])
+
+    @cached_property
     def cut_bytes(self) -> np.ndarray:
         """Bytes that cross the cut after each unit but the last. Shape [units - 1].
 
@@ -422,9 +428,7 @@ class ModelGraph:
 
         Recomputable bytes, which need no sending, are left out.
         """
-        unit_of = np.zeros(len(self.blocks), dtype=np.int64)
-        for index, (start, stop) in enumerate(self.units):
-            unit_of[start:stop] = index
+        unit_of = self.unit_of_block
         readers: dict[tuple[int, object], set[int]] = {}
         size: dict[tuple[int, object], float] = {}
         for edge in self.edges:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.graph.fusion import OpFusions
@@ -40,12 +41,11 @@ def find_residual_blocks(graph: ModelGraph) -> ResidualBlocks:
         return ResidualBlocks()
     shown = f"units {units[0]} to {units[-1]}"
     # Ops between modules behind the last belong to it, such as a pooling of the stage.
-    for unit in units[:-1]:
-        if not _hands_on_one(graph, unit):
-            return ResidualBlocks(
-                reason=f"{shown} hand on more than one tensor, or one of another shape "
-                f"than they are given"
-            )
+    if not _hand_on_one(graph, units[:-1]):
+        return ResidualBlocks(
+            reason=f"{shown} hand on more than one tensor, or one of another shape "
+            f"than they are given"
+        )
     if not adds_input(graph, units[0], unknown=True):
         return ResidualBlocks(
             reason=f"{shown} do not add what they are given to what they compute"
@@ -53,17 +53,20 @@ def find_residual_blocks(graph: ModelGraph) -> ResidualBlocks:
     return ResidualBlocks(units=units, reason="")
 
 
-def _hands_on_one(graph: ModelGraph, unit: str) -> bool:
-    start, stop = graph.units[graph.unit_names.index(unit)]
-    given, handed = set(), set()
+def _hand_on_one(graph: ModelGraph, units: Sequence[str]) -> bool:
+    unit_of = graph.unit_of_block.tolist()
+    given: list[set[object]] = [set() for _ in graph.units]
+    handed: list[set[tuple[object, object]]] = [set() for _ in graph.units]
     for edge in graph.edges:
-        inside = start <= edge.source < stop, start <= edge.target < stop
-        if inside == (False, True):
-            given |= set(edge.tensors)
-        elif inside == (True, False):
+        source, target = unit_of[edge.source], unit_of[edge.target]
+        if source != target:
+            given[target] |= set(edge.tensors)
             names = edge.identities or tuple(range(len(edge.tensors)))
-            handed |= set(zip(names, edge.tensors, strict=True))
-    return len(handed) == 1 and {tensor for _, tensor in handed} <= given
+            handed[source] |= set(zip(names, edge.tensors, strict=True))
+    return all(
+        len(handed[one]) == 1 and {tensor for _, tensor in handed[one]} <= given[one]
+        for one in map(graph.unit_names.index, units)
+    )
 
 
 def adds_input(graph: ModelGraph, unit: str, *, unknown: bool) -> bool:

@@ -365,11 +365,7 @@ def gathered_beside(graph: ModelGraph) -> tuple[Index, Index]:
     Units of vectors alone are gathered along with the root.
     """
     matrices = [p.block for p in graph.parameters if len(p.shape) > 1]
-    alone = [
-        unit
-        for unit, (start, stop) in enumerate(graph.units)
-        if any(start <= block < stop for block in matrices)
-    ]
+    alone = np.unique(graph.unit_of_block[np.array(matrices, dtype=np.int64)])
     units = np.arange(len(graph.units))
     groups = np.array([-1, *alone, -1])
     before = np.searchsorted(alone, units)
@@ -380,9 +376,7 @@ def gathered_beside(graph: ModelGraph) -> tuple[Index, Index]:
 @once_per_graph
 def count_parameters(graph: ModelGraph) -> ParameterCounts:
     """Count a model's parameters unit by unit."""
-    unit_of_block = np.zeros(len(graph.blocks), dtype=np.int64)
-    for unit, (start, stop) in enumerate(graph.units):
-        unit_of_block[start:stop] = unit
+    unit_of_block = graph.unit_of_block.tolist()
     scalars, trained = np.zeros((2, 2, 3, len(graph.units)))
     tensors = np.zeros(len(graph.units))
     links: list[tuple[int, int, int, float, float]] = []
@@ -395,7 +389,7 @@ def count_parameters(graph: ModelGraph) -> ParameterCounts:
             trained[place] += size
             tensors[unit] += 1
         own = size if parameter.trainable else 0.0
-        readers = sorted({int(unit_of_block[block]) for block in parameter.readers})
+        readers = sorted({unit_of_block[block] for block in parameter.readers})
         ways = min(split, 1)
         links += [
             (first, second, ways, size, own) for first, second in pairwise(readers)

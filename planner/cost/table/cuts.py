@@ -3,10 +3,10 @@
 The exact answer for a whole table of problems at once: bisection on the bottleneck; a
 greedy fill decides whether a bottleneck is reachable and, if it is not, which is the
 next one worth trying. On mixed devices, where the greedy fill may fail wrongly, a
-dynamic program finds the bottleneck. Source: the linear partitioning problem, Pinar and Aykanat
-2004, "Fast optimal load balancing algorithms for 1D partitioning", section 2 (probe
-with prefix sums and bisection) and its exact bisection (bounds moved to bottlenecks
-that a cut can have).
+dynamic program finds the bottleneck. Source: the linear partitioning problem, Pinar and
+Aykanat 2004, "Fast optimal load balancing algorithms for 1D partitioning", section 2
+(probe with prefix sums and bisection) and its exact bisection (bounds moved to
+bottlenecks that a cut can have).
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def _least_bottleneck(
                 best = min(best, max(own, before[start]))
             if best < above:
                 after[stop] = best
-    return min(most, least[stages % 2, units])
+    found: float = min(most, least[stages % 2, units])
+    return found
 
 
 @inner

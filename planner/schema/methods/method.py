@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -315,14 +315,13 @@ def equal_blocks(
     Returns:
         FQNs of two units or more, or nothing.
     """
-    holders = {unit[:at] for unit in units for at, c in enumerate(unit) if c == "."}
+    holders = {holder for unit in units for holder in _holders(unit)}
     plain = [unit for unit in units if unit and unit not in holders]
     inner = set(units[1:-1])
     found: dict[str, list[tuple[str, tuple[int, ...]]]] = {u: [] for u in plain}
     barred = set()
     for name, shape in shapes.items():
-        ends = [at for at, c in enumerate(name) if c == "."]
-        unit = next((name[:at] for at in reversed(ends) if name[:at] in found), None)
+        unit = next((holder for holder in _holders(name) if holder in found), None)
         if unit is not None:
             found[unit].append((name[len(unit) :], tuple(shape)))
             barred |= {unit} if name in tied else set()
@@ -340,6 +339,13 @@ def equal_blocks(
 
     longest = max(runs, key=size)
     return tuple(longest) if len(longest) > 1 else ()
+
+
+def _holders(name: str) -> Iterator[str]:
+    """FQNs of the modules that hold something, the innermost first."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def copies_apart(case: Case) -> str | None:
