@@ -12,7 +12,7 @@ from planner.search.base import Request
 from planner.search.launcher_limits import LauncherLimits
 from planner.space import enumerate_meshes, enumerate_strategies, expand_meshes
 
-__all__ = ["device_orders", "type_sets"]
+__all__ = ["device_orders", "type_sets", "usable_counts"]
 
 Index = NDArray[np.int64]
 
@@ -68,12 +68,15 @@ def type_sets(cluster: Cluster, kinds: Index) -> list[Index]:
     return [*alone, *(np.sort(fastest[:few]) for few in range(2, len(every)))]
 
 
-def _reachable(request: Request) -> Index:
-    """Return numbers of devices below all that some mesh could use, largest first.
+def usable_counts(request: Request) -> tuple[Index, Index]:
+    """Return numbers of devices that some mesh could use, and in how many ways.
 
     They are products of a pipeline degree, a divisor of the batch, one of the
     dimensions that tp splits and one of the sequence that cp splits: few enough to try
     one by one.
+
+    Returns:
+        The numbers, in order, and how many such products are each. Shapes [n].
     """
     facts, limit = request.facts, len(request.context.order)
 
@@ -83,15 +86,24 @@ def _reachable(request: Request) -> Index:
 
     dims = list(facts.tp_dims.values())
     found = np.arange(1, min(facts.num_units, limit) + 1, dtype=np.int64)
+    ways = np.ones_like(found)
     factors = [divisors(facts.global_batch)]
     if facts.has_sharding:
         factors.append(divisors(math.gcd(*dims)) if dims else divisors(_ANY_TP))
     if facts.seq_len and facts.target != "meshwright":
         factors.append(divisors(facts.seq_len))
     for factor in factors:
-        products = np.unique(found[:, None] * factor)
-        found = products[products <= limit]
-    return found[found < limit][::-1]
+        products = found[:, None] * factor
+        kept = products <= limit
+        found, which = np.unique(products[kept], return_inverse=True)
+        ways = np.bincount(which, np.broadcast_to(ways[:, None], kept.shape)[kept])
+    return found, ways.astype(np.int64)
+
+
+def _reachable(request: Request) -> Index:
+    """Return numbers of devices below all that some mesh could use, largest first."""
+    found, _ = usable_counts(request)
+    return found[found < len(request.context.order)][::-1]
 
 
 def _has_legal(request: Request, count: int) -> bool:

@@ -7,14 +7,16 @@ devices may be left out there is one for each number worth trying.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.base import Request
 from planner.search.device_order.groups import DeviceGroups
-from planner.search.orders import device_orders, type_sets
+from planner.search.orders import device_orders, type_sets, usable_counts
 from planner.space import MESH_COLUMNS, StrategyTable, enumerate_meshes, expand_meshes
 from planner.space.table import distinct
 
@@ -23,12 +25,13 @@ __all__ = ["Choices", "DeviceSubset", "distinct_meshes", "list_choices", "mesh_o
 Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-#: Most numbers of devices to try if devices may be left out.
-_MOST_COUNTS = 20
+#: Edges of ranges of which a few numbers of devices are tried, if some may be left out,
+#: in sixteenths of all; and of the range that is of interest where one kind is used.
+_EDGES, _NEAREST = (16, 15, 12, 8, 6, 4, 3, 2, 1, 0.5, 0.25, 0), (16, 12)
+#: Devices up to which every number is tried.
+_FEW = 16
 #: Distance, in the list of meshes, of those that are tested together for legal rows.
 _STRIDE = 16
-#: Largest prime factor of numbers that can be divided in many ways.
-_SMOOTH = 7
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -102,21 +105,27 @@ def _expressible(
     return np.asarray(sequences[request.launcher_limits.mask(ids)])
 
 
-def _is_smooth(number: int) -> bool:
-    for factor in range(2, _SMOOTH + 1):
-        while number % factor == 0:
-            number //= factor
-    return number == 1
+def _counts(
+    request: Request, most: int, edges: Sequence[float], each: int = 2
+) -> list[int]:
+    """Return numbers of devices below ``most`` that meshes can use in most ways.
 
+    Args:
+        request: The question.
+        most: Devices that there are.
+        edges: Sixteenths of ``most``, between which numbers are taken.
+        each: How many of each range, those of most ways.
 
-def _counts(total: int) -> list[int]:
-    """Return numbers of devices: all, and smaller ones that divide well."""
-    smooth = [n for n in range(total - 1, 0, -1) if _is_smooth(n)]
-    dense = smooth[: _MOST_COUNTS // 2]
-    rest = smooth[len(dense) :]
-    step = max(1, len(rest) // (_MOST_COUNTS - len(dense) - 1)) if rest else 1
-    powers = [2**k for k in range(total.bit_length()) if 2**k < total]
-    return sorted({total, *dense, *rest[::step], *powers[-3:]}, reverse=True)
+    Returns:
+        The numbers, largest first.
+    """
+    numbers, ways = usable_counts(request)
+    found: list[int] = []
+    for high, low in pairwise(int(most * part / 16) for part in edges):
+        inside = np.flatnonzero((numbers > low) & (numbers <= min(high, most - 1)))
+        best = inside[np.lexsort((numbers[inside], ways[inside]))[-each:]]
+        found += sorted(numbers[best].tolist(), reverse=True)
+    return found
 
 
 def _has_rows(request: Request, count: int) -> bool:
@@ -137,9 +146,16 @@ def _subsets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
     single = [(int(groups.sizes[mask].sum()), mask) for mask in masks]
     if request.launcher_limits is not None:
         return _of_orders(request, groups)
-    if request.devices == "any":
-        return [(n, every) for n in _counts(int(groups.sizes.sum()))] + single
     total = int(groups.sizes.sum())
+    if request.devices == "any":
+        # Most of a kind may divide in more ways than all of it.
+        some = [
+            (fewer, mask)
+            for count, mask in single
+            for fewer in _counts(request, count, _NEAREST, 1)
+        ]
+        fewer = _counts(request, total, _EDGES if total > _FEW else range(16, -1, -1))
+        return [(n, every) for n in (total, *fewer)] + single + some
     if _has_rows(request, total):
         return [(total, every), *single]
     # The largest numbers with a legal strategy.

@@ -103,8 +103,8 @@ def test_all_devices_are_used_as_far_as_any_strategy_uses_them(name: str) -> Non
 def test_any_number_of_devices_may_be_left_out() -> None:
     _, groups, choices = prepared(mixed_hosts(), devices="any")
     whole = [f.count for f in choices.subsets if f.usable.all()]
-    # 11 has no other divisors than 13, of which none is left out.
-    assert whole == [int(groups.sizes.sum()), 12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
+    # Neither 6 units nor 12 samples divide into 7 or 11 parts.
+    assert whole == [int(groups.sizes.sum()), 12, 10, 9, 8, 6, 5, 4, 3, 2, 1]
 
 
 def test_numbers_of_devices_are_thinned_on_large_clusters() -> None:
@@ -154,3 +154,19 @@ def test_nothing_that_divides_gives_no_choices() -> None:
     assert choices.mesh.shape == (0, len(MESH_COLUMNS))
     assert math.prod(choices.subset.shape) == 0
     assert request.facts.num_units == 1
+
+
+def test_most_of_a_kind_is_a_choice_where_it_divides_in_more_ways_than_all() -> None:
+    # Of 200 fast devices 192 are 64 times 3.
+    fast = device("fast", peak_flops_per_s={"float32": 4e13, "bfloat16": 8e13})
+    cluster = hosts((25, 8, fast), (20, 8, device("slow")), latency=1e-5)
+    _, groups, choices = prepared(cluster, units=8, global_batch=1024, devices="any")
+    kind = groups.kinds[0]
+    of_fast = {
+        subset.count
+        for subset in choices.subsets
+        if (groups.kinds[subset.usable] == kind).all()
+    }
+    assert {200, 192} <= of_fast
+    of_all = {subset.count for subset in choices.subsets if subset.usable.all()}
+    assert {360, 320, 256, 128, 64} <= of_all
