@@ -1,12 +1,16 @@
 # Each verb sets everything up by itself: a virtual environment in .venv and the pinned
 # packages of constraints.txt. Needs Python 3.11 or newer, pip and make; nothing else.
-# Variables: PYTHON (which Python), PIP_ARGS (e.g. --index-url for CPU-only torch wheels).
+# Variables: PYTHON (which Python), PIP_ARGS (e.g. --index-url for CPU-only torch wheels),
+# WORKERS (of pytest).
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 BIN := $(VENV)/bin
 OUT ?= demo-out
+# Workers of pytest: three for two cores, as more than a quarter of the time goes by
+# waiting for other processes.
+WORKERS ?= 3
 
 # Other people's measurements and profiles, where this machine has them; see docs/data.md.
 ifneq ($(wildcard ../shared/data),)
@@ -61,15 +65,15 @@ demo: setup
 
 test: setup
 	@echo "== running the tests"
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 test-further: setup
 	@echo "== running further cases"
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "further and not slow and not gpu"
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "further and not slow and not gpu"
 
 test-all: setup
 	@echo "== running all tests, slow ones too"
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu"
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not gpu"
 
 test-zoo: setup
 	@echo "== every architecture of transformers, small, under every axis"

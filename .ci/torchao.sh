@@ -6,8 +6,8 @@ cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-  --target "$work" torchao==0.18.0
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+  --no-deps --target "$work" torchao==0.18.0
 PYTHONPATH="$PWD:$work" .venv/bin/python -m pytest -q \
   tests/distributed/test_float8.py tests/distributed/test_optimizers.py \
   -k "float8 or 8_bits or codes" -m "not gpu"

@@ -12,6 +12,9 @@ from tests.tiers import read
 # Most tests plan for the plan's own sake; those of certificates ask for them.
 os.environ.setdefault("MESHWRIGHT_CERTIFY", "0")
 
+#: Folders whose tests compile kernels of streams of jobs.
+_STREAMS = ("tests/benchmarks/", "tests/envs/", "tests/policies/")
+
 # What imports make stays; going through it took a third of the time of collection.
 gc.disable()
 
@@ -24,12 +27,17 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that ``tiers.txt`` leaves to longer suites."""
+    """Mark the tests that ``tiers.txt`` leaves to longer suites; streams come first.
+
+    Of two workers one begins in the middle of all tests. If both begin with streams of
+    jobs, each compiles the same kernels, for more than a minute.
+    """
     tiers = read()
     for item in items:
         tier = tiers.get(item.nodeid)
         if tier is not None:
             item.add_marker(getattr(pytest.mark, tier))
+    items.sort(key=lambda item: not item.nodeid.startswith(_STREAMS))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

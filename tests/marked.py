@@ -20,7 +20,7 @@ def cases(
 
     Args:
         names: All cases.
-        further: Those that ``make test-further``, and so CI, runs.
+        further: Those that ``make test-further`` runs, and CI.
         slow: Those that ``make test-all`` alone runs.
     """
     everything = list(names)

@@ -3,7 +3,9 @@
 ``make test`` is to end within 10 minutes on 2 cores. Of each test function it keeps the
 quickest case; other cases that take long are ``further`` (``make test-further``, and
 so CI, runs them), and of those with several long cases all but one are ``slow`` (``make
-test-all``). To write the list anew, where tests without a time keep their tier::
+test-all``). Some are ``slow`` by hand, as a quicker case of the same function runs the
+same code; what is slow stays so. To write the list anew, where tests without a time
+keep their tier::
 
     MESHWRIGHT_TEST_TIMES=times make test-all
     python -m tests.tiers times*
@@ -72,8 +74,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write tests/tiers.txt anew.")
     parser.add_argument("times", nargs="+", type=Path, help="what a run has written")
     times = read_times(parser.parse_args().times)
-    kept = {name: tier for name, tier in read().items() if name not in times}
-    tiers = sorted({**kept, **chosen(times)}.items())
+    before = read()
+    slow = {name: tier for name, tier in before.items() if tier == "slow"}
+    kept = {name: tier for name, tier in before.items() if name not in times}
+    tiers = sorted({**kept, **chosen(times), **slow}.items())
     lines = [f"{tier} {name}" for name, tier in tiers]
     head = "# Written by python -m tests.tiers; see there."
     FILE.write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")

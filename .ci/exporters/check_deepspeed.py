@@ -198,7 +198,8 @@ def _check(folder: Path, plan: dict[str, Any]) -> None:
 
 def _prepare(python: Path, _: Path) -> None:
     """DeepSpeed's own build looks at the torch that is installed."""
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-build-isolation"]
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile"]
+    pip += ["--no-build-isolation"]
     subprocess.run([*pip, f"deepspeed=={VERSION}"], check=True)
 
 

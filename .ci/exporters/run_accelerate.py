@@ -38,7 +38,7 @@ def _environment(scratch: Path) -> Path:
         subprocess.run(
             [sys.executable, "-m", "venv", str(kept / "accelerate")], check=True
         )
-    pip = [str(python), "-m", "pip", "install", "--quiet"]
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile"]
     pip += ["--disable-pip-version-check", *os.environ.get("PIP_ARGS", "").split()]
     subprocess.run([*pip, *PACKAGES], check=True)
     return python
