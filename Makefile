@@ -8,9 +8,7 @@ VENV ?= .venv
 PIP_ARGS ?=
 BIN := $(VENV)/bin
 OUT ?= demo-out
-# Workers of pytest: three for two cores, as more than a quarter of the time goes by
-# waiting for other processes.
-WORKERS ?= 3
+WORKERS ?= 2
 
 # Other people's measurements and profiles, where this machine has them; see docs/data.md.
 ifneq ($(wildcard ../shared/data),)

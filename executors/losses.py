@@ -126,11 +126,11 @@ def _unmasked(tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return tokens.masked_fill(mask == 0, _IGNORED)
 
 
-def _shifted(target: torch.Tensor, shift: int) -> torch.Tensor:
+def _shifted(target: torch.Tensor, shift: int, ignored: int = _IGNORED) -> torch.Tensor:
     """Shift labels to the outputs before; one class a sample stays as it is."""
     if target.ndim == 1 or not shift:
         return target
-    return functional.pad(target[..., shift:], (0, shift), value=_IGNORED)
+    return functional.pad(target[..., shift:], (0, shift), value=ignored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +158,22 @@ class Tally:
         )
 
 
-def _tally(labels: torch.Tensor, parts: int) -> Tally:
-    counts = (labels != _IGNORED).reshape(parts, -1).sum(1)
+def _tally(labels: torch.Tensor, parts: int, ignored: int) -> Tally:
+    counts = (labels != ignored).reshape(parts, -1).sum(1)
     return Tally(
         count=int(counts.sum()), fewest=int(counts.min()), most=int(counts.max())
     )
+
+
+def _perhaps_labels(batch: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Inputs that are named as labels are; all where none is."""
+    words = ("label", "target")
+    named = [
+        value
+        for name, value in batch.items()
+        if name.lower() == "y" or any(word in name.lower() for word in words)
+    ]
+    return named or list(batch.values())
 
 
 @dataclass(kw_only=True)
@@ -174,6 +185,7 @@ class LossFunction:
         data_parallel: By which gradient reduction divides.
         label_shift: See :class:`planner.schema.Workload`.
         own_loss: The same.
+        ignore_index: The same.
         vocabulary: The tp axis, if it has dealt out the classes of the output.
         count: Terms of the mean over the global batch, set by :meth:`prepare`.
         head: The model's last layer, if that computes the loss in chunks.
@@ -186,6 +198,7 @@ class LossFunction:
     vocabulary: dist.ProcessGroup | None = None
     count: float = 1.0
     own_loss: Literal["tokens", "coupled"] | None = None
+    ignore_index: int = _IGNORED
     head: ChunkedHead | None = None
     scaler: LossScaler | None = None
     #: True if microbatches of the model's own loss weigh as many as they have labels.
@@ -218,11 +231,14 @@ class LossFunction:
             return Tally(count=count)
         labels = batch.get("labels")
         if labels is not None:
-            labels = _shifted(labels, self.label_shift)
+            labels = _shifted(labels, self.label_shift, self.ignore_index)
         # Own code may call them by any name; a table that no sample owns is none.
-        found = [labels] if labels is not None else batch.values()
+        found = [labels] if labels is not None else _perhaps_labels(batch)
+        if self.ignore_index == _IGNORED and labels is None:
+            # No other integer is ever that.
+            found = list(batch.values())
         tallies = [
-            _tally(one, parts)
+            _tally(one, parts, self.ignore_index)
             for one in found
             if _is_integer(one) and one.numel() and one.numel() % parts == 0
         ]
@@ -248,15 +264,16 @@ class LossFunction:
             return
         self.count = float(tally.count)
         if not self.count:
+            ignored = self.ignore_index if self._weighed else _IGNORED
             raise ExecutionError(
-                f"every target of the batch is {_IGNORED}, so that its mean loss is "
+                f"every target of the batch is {ignored}, so that its mean loss is "
                 f"undefined; leave such batches out"
             )
 
     def target(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Target of each output, see :func:`target_of`; labels that weigh a mean."""
         if self._weighed:
-            return _shifted(batch["labels"], self.label_shift)
+            return _shifted(batch["labels"], self.label_shift, self.ignore_index)
         return target_of(batch, self.kind, self.label_shift)
 
     def _uneven(self, tally: Tally, parts: int) -> bool:
@@ -277,8 +294,9 @@ class LossFunction:
         )
         raise ExecutionError(
             f"{parts} microbatches of the batch have {few} to {many} labels that count "
-            f"(are not {_IGNORED}), and {why}; plan with loss='cross_entropy' and "
-            f"example_inputs without labels, which weighs every token alike"
+            f"(are not {self.ignore_index}), and {why}; plan with loss='cross_entropy' "
+            f"and example_inputs without labels, which weighs every token alike, or "
+            f"with dp_replicate=1, dp_shard=1 and num_microbatches=1"
         )
 
     def of(
@@ -323,7 +341,8 @@ class LossFunction:
         if self.kind == "model":
             if self._weighed:
                 assert target is not None
-                return value.mean() * (target != _IGNORED).sum() * scale
+                counted = (target != self.ignore_index).sum()
+                return value.mean() * counted * scale
             return value.mean() * scale
         if self.kind == "mean_square":
             return value.square().mean() * scale

@@ -212,6 +212,7 @@ class Trainer:
             kind=plan.workload.loss,
             label_shift=plan.workload.label_shift,
             own_loss=plan.workload.own_loss,
+            ignore_index=plan.workload.ignore_index,
             data_parallel=ways,
             vocabulary=place.group("tp") if strategy.divides_logits else None,
             scaler=scaler,

@@ -81,6 +81,7 @@ def workload(graph: ModelGraph, global_batch: int) -> Workload:
         ),
         loss=loss,  # type: ignore[arg-type]
         own_loss=graph.config.get("own_loss"),  # type: ignore[arg-type]
+        ignore_index=int(graph.config.get("ignore_index", -100)),
         label_shift=int(graph.config.get("label_shift", 1)),  # type: ignore[arg-type]
     )
 

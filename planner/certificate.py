@@ -273,6 +273,7 @@ def _key(plan: Plan) -> str:
         "loss": plan.workload.loss,
         "label_shift": plan.workload.label_shift,
         "own_loss": plan.workload.own_loss,
+        "ignore_index": plan.workload.ignore_index,
         "steps": _STEPS,
     }
     return _hash(parts)

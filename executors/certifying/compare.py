@@ -17,16 +17,19 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
 from executors.building import lower_stages
 from executors.data import synthetic_batch
@@ -38,6 +41,7 @@ from executors.optimizers import build_optimizer, hidden_matrices
 from executors.pipelines.stages import LoweredStage
 from executors.trainer import Trainer
 from planner.errors import ExecutionError
+from planner.random_draws import DRAWS, BatchDraws
 from planner.schema import Plan
 
 __all__ = ["Comparison", "compare_with_whole"]
@@ -107,17 +111,22 @@ def compare_with_whole(
             except Exception as error:  # whatever a model's code raises
                 return _failure(steps, *_reason(error))
 
+        # Ranks are given the numbers that one process draws, which is done before then.
+        drawn, whole = BatchDraws(), None
+        if _draws(plan, model):
+            whole = _train_whole(plan, model, steps, drawn)
+
         def train(rank: int) -> None:
-            _train_as_rank(plan, model, steps, rank, Path(folder), lowered)
+            _train_as_rank(plan, model, steps, rank, Path(folder), lowered, drawn)
 
         running = {rank: _fork(train, rank, Path(folder)) for rank in range(world)}
         try:
-            whole = _train_whole(plan, model, steps)
+            whole = whole or _train_whole(plan, model, steps, drawn)
             failure = _wait(running, Path(folder), started + timeout_s)
             if failure is None:
                 files = [Path(folder, f"{rank}.pt") for rank in range(world)]
                 found = [torch.load(file, mmap=True) for file in files]
-                result = _compare(plan, model, whole, found, steps)
+                result = _compare(plan, model, whole, found, steps, drawn)
             else:
                 result = _failure(steps, *failure)
         finally:
@@ -201,6 +210,7 @@ def _train_as_rank(
     rank: int,
     folder: Path,
     lowered: Sequence[LoweredStage] | None,
+    drawn: BatchDraws,
 ) -> None:
     torch.set_num_threads(1)
     # What was there before the fork is not looked through, and its pages not copied.
@@ -216,21 +226,100 @@ def _train_as_rank(
         timeout=timedelta(seconds=60),
     )
     place = build_mesh(plan.strategy, torch.device("cpu"))
-    first = {name: group[0] for group in tied_parameters(model) for name in group}
+    tied = {name: group[0] for group in tied_parameters(model) for name in group}
     trainer = Trainer(plan, model, place, lowered=lowered)
-    losses = [
-        trainer.step(synthetic_batch(plan.workload, step)).loss for step in range(steps)
-    ]
+    count = plan.strategy.num_microbatches
+    draws = BatchDraws(drawn, _parts(plan))
+    first = place.data_index * count
+    losses = []
+    for step in range(steps):
+        batch = synthetic_batch(plan.workload, step)
+        draws.begin(step, first)
+        hooks = _number_draws(draws, trainer, lowered, step, first) if drawn else []
+        with draws if drawn else nullcontext():
+            losses.append(trainer.step(batch).loss)
+        for hook in hooks:
+            hook.remove()
     weights = {}
     for name, parameter in trainer.named_parameters():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        weights[first.get(name, name)] = whole.detach()
-    torch.save({"losses": losses, "weights": weights}, folder / f"{rank}.pt")
+        weights[tied.get(name, name)] = whole.detach()
+    result = {
+        "losses": losses,
+        "weights": weights,
+        "taken": None if draws.unlike or draws.unlike_on_host else draws.taken,
+    }
+    torch.save(result, folder / f"{rank}.pt")
     # Nobody may close its connections while another still reads from them.
     dist.barrier()
 
 
-def _train_whole(plan: Plan, model: nn.Module, steps: int) -> dict[str, Any]:
+def _number_draws(
+    draws: BatchDraws,
+    trainer: Trainer,
+    lowered: Sequence[LoweredStage] | None,
+    step: int,
+    first: int,
+) -> list[RemovableHandle]:
+    """Tell draws of each microbatch, and of a pipeline's stages, which those are.
+
+    Args:
+        draws: Of this rank.
+        trainer: Whose modules will run.
+        lowered: Stages; None without a pipeline.
+        step: Number of the batch.
+        first: Number of this rank's first microbatch.
+    """
+    if lowered is None:
+        # A forward for trial puts the generator back, and with it the number.
+        inner = trainer.parts[0].inner
+        return [
+            inner.register_forward_pre_hook(lambda *_: draws.begin_on_host()),
+            inner.register_forward_hook(lambda *_: draws.end()),
+        ]
+    before = list(accumulate((_draws_of(one) for one in lowered), initial=0))
+    hooks = []
+    for index, part in trainer.parts.items():
+        calls = iter(range(first, sys.maxsize))
+
+        def begin(
+            *_: Any, calls: Iterator[int] = calls, draw: int = before[index]
+        ) -> None:
+            draws.begin(step, next(calls), draw)
+
+        hooks.append(part.inner.register_forward_pre_hook(begin))
+    return hooks
+
+
+def _draws_of(stage: LoweredStage) -> int:
+    """Count the draws of a stage."""
+    return sum(
+        getattr(node.target, "_schema", None) is not None
+        and node.target._schema.name.removeprefix("aten::") in DRAWS
+        for module in stage.module.modules()
+        if isinstance(module, fx.GraphModule)
+        for node in module.graph.nodes
+    )
+
+
+def _parts(plan: Plan) -> int:
+    """Microbatches of a batch."""
+    return plan.strategy.num_microbatches * plan.strategy.mesh.data_parallel
+
+
+def _draws(plan: Plan, model: nn.Module) -> bool:
+    """Return True if a forward draws random numbers."""
+    batch = synthetic_batch(plan.workload, 0)
+    names = {spec.name for spec in plan.workload.inputs}
+    with BatchDraws() as draws:
+        copy.deepcopy(model).train()(**{n: v for n, v in batch.items() if n in names})
+        draws.end()
+    return bool(draws)
+
+
+def _train_whole(
+    plan: Plan, model: nn.Module, steps: int, draws: BatchDraws
+) -> dict[str, Any]:
     model = copy.deepcopy(model).train()
     workload, strategy = plan.workload, plan.strategy
     optimizer = build_optimizer(
@@ -248,8 +337,11 @@ def _train_whole(plan: Plan, model: nn.Module, steps: int) -> dict[str, Any]:
         loss.prepare(batch, 1)
         inputs = {name: value for name, value in batch.items() if name in wanted}
         optimizer.zero_grad()
-        value = loss(model(**inputs), loss.target(batch))
-        value.backward()  # type: ignore[no-untyped-call]
+        draws.begin(step)
+        with draws:
+            value = loss(model(**inputs), loss.target(batch))
+            draws.end()
+            value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(float(value.detach()))
     return {"losses": losses, "weights": dict(model.named_parameters())}
@@ -266,11 +358,19 @@ def _compare(
     whole: Mapping[str, Any],
     ranks: Sequence[Mapping[str, Any]],
     steps: int,
+    drawn: BatchDraws,
 ) -> Comparison:
     if not all(map(math.isfinite, whole["losses"])):
         raise ExecutionError(
             f"plain training of the small model has losses {whole['losses']}, which "
             f"nothing can be compared with"
+        )
+    taken = [rank["taken"] for rank in ranks]
+    frozen = drawn.on_host and plan.strategy.mesh.pp > 1
+    if frozen or None in taken or not drawn.covers(set().union(*taken), _parts(plan)):
+        raise ExecutionError(
+            "ranks draw other random numbers than one process does, so that nothing "
+            "can be compared"
         )
     loss_error = _loss_error(ranks[0]["losses"], whole["losses"])
     errors = _change_errors(model, whole, ranks)
@@ -326,7 +426,7 @@ def _noise(
             for parameter in nudged.parameters():
                 nudge = torch.randn(parameter.shape, generator=drawn) * sign * _NUDGE
                 parameter.mul_(1 + nudge.to(parameter.dtype))
-        other = _train_whole(plan, nudged, steps)
+        other = _train_whole(plan, nudged, steps, BatchDraws())
         begun = dict(nudged.named_parameters())
         with torch.no_grad():
             moved = {

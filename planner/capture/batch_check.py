@@ -23,6 +23,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from planner.capture.fakes import quiet_state
 from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.run import Source, compute_loss
+from planner.random_draws import BatchDraws
 
 __all__ = ["batch_violation"]
 
@@ -37,6 +38,11 @@ _ROUNDS = 3
 #: Relative differences of losses and gradients that are rounding, as in certificates.
 _LOSS, _GRADIENT = 1e-4, 0.02
 
+_ON_HOST = (
+    "forward draws as many numbers of Python's or NumPy's as there are samples, and "
+    "nobody knows for which of them; draw them by torch"
+)
+
 
 def batch_violation(
     source: Source,
@@ -49,8 +55,10 @@ def batch_violation(
     """Return how a batch differs from its halves; None if it does not, or is unknown.
 
     Dropout is off, batch norms use their running statistics: both are known by their
-    modules. A model that differs from itself is unknown, and so is one of more than 50
-    million parameters, 5 GFLOP in a forward of four samples, or 250 MB kept by it.
+    modules. Parts are given their share of the random numbers that the batch draws, see
+    :class:`planner.random_draws.BatchDraws`. A model that differs from itself is
+    unknown, and so is one of more than 50 million parameters, 5 GFLOP in a forward of
+    four samples, or 250 MB kept by it.
 
     Args:
         source: The model and its inputs.
@@ -78,18 +86,50 @@ def batch_violation(
 
 
 def _compared(batches: _Batches, module: nn.Module, closely: bool) -> str | None:
-    """Compare with a batch whole; what draws numbers in training is tried without."""
+    """Compare with a batch whole; what draws unlike numbers is tried without them."""
     for mode in (True, False):
         if not mode:
             module.eval()
-        one, other = (_trained(copy.deepcopy(module), batches, 1) for _ in range(2))
-        if _difference(one, other) is None:
-            found = _difference(one, _trained(copy.deepcopy(module), batches, 2))
-            finite = all(math.isfinite(step.loss) for step in one)
-            if found is None and closely and mode and finite and batches.owned:
-                singles = _trained(module, batches, batches.samples)
-                return _difference(one, singles) or ""
-            return found
+        one, drawn = _trained(copy.deepcopy(module), batches)
+        if _difference(one, _trained(copy.deepcopy(module), batches)[0]) is not None:
+            continue
+        halves, draws = _trained(copy.deepcopy(module), batches, 2, drawn)
+        if draws.unlike_on_host:
+            return _ON_HOST
+        if draws.unlike:
+            continue
+        found = _difference(one, halves)
+        if found is None and mode and drawn.single:
+            found = _branch(module, batches, one)
+        finite = all(math.isfinite(step.loss) for step in one)
+        if found is None and closely and mode and finite and batches.owned:
+            singles, _ = _trained(module, batches, batches.samples, drawn)
+            return _difference(one, singles) or ""
+        return found
+    return None
+
+
+def _branch(module: nn.Module, batches: _Batches, steps: list[_Step]) -> str | None:
+    """Describe a parameter that is used or not as a number says that forward draws.
+
+    Args:
+        module: The model.
+        batches: What it is given.
+        steps: Of it.
+    """
+    tried = [*steps]
+    for times, extreme in enumerate((torch.minimum, torch.maximum), start=1):
+        first = times * _ROUNDS
+        tried += _trained(copy.deepcopy(module), batches, extreme=extreme, first=first)[
+            0
+        ]
+    for name in dict.fromkeys(name for step in tried for name in step.gradients):
+        if any(name not in step.gradients for step in tried):
+            return (
+                f"forward uses {name} or does not by a number that it draws, so that "
+                f"ranks that draw others would wait for each other; multiply what it "
+                f"adds by a number drawn for each sample"
+            )
     return None
 
 
@@ -113,15 +153,37 @@ class _Step:
     gradients: dict[str, torch.Tensor]
 
 
-def _trained(module: nn.Module, batches: _Batches, parts: int) -> list[_Step]:
-    """Compute losses and gradients of all batches, each in so many parts."""
-    steps = []
-    for number in range(_ROUNDS):
+def _trained(
+    module: nn.Module,
+    batches: _Batches,
+    parts: int = 1,
+    drawn: BatchDraws | None = None,
+    extreme: Callable[..., torch.Tensor] | None = None,
+    first: int = 0,
+) -> tuple[list[_Step], BatchDraws]:
+    """Compute losses and gradients of all batches, each in so many parts.
+
+    Args:
+        module: The model; it is changed.
+        batches: What it is given.
+        parts: Of each batch.
+        drawn: Draws of the whole batches, for parts of them.
+        extreme: Of single draws, see :class:`planner.random_draws.BatchDraws`.
+        first: Number of the first batch.
+
+    Returns:
+        A step for each batch, and the draws.
+    """
+    steps, draws = [], BatchDraws(drawn, parts, extreme)
+    for number in range(first, first + _ROUNDS):
         module.zero_grad()
         losses = []
-        for args, kwargs in batches.parts(number, parts):
-            loss = batches.loss(module(*args, **kwargs), parts)
-            (loss / parts).backward()  # type: ignore[no-untyped-call]
+        for part, (args, kwargs) in enumerate(batches.parts(number, parts)):
+            draws.begin(number, part)
+            with draws:
+                loss = batches.loss(module(*args, **kwargs), parts)
+                draws.end()
+                (loss / parts).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.item())
         gradients = {
             name: parameter.grad.to_dense().clone()
@@ -129,7 +191,7 @@ def _trained(module: nn.Module, batches: _Batches, parts: int) -> list[_Step]:
             if parameter.grad is not None
         }
         steps.append(_Step(sum(losses) / parts, gradients))
-    return steps
+    return steps, draws
 
 
 def _difference(ones: list[_Step], others: list[_Step]) -> str | None:

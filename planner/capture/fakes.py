@@ -26,6 +26,7 @@ from planner.capture.private_apis import (
 )
 from planner.errors import CaptureError
 from planner.kv_cache import disable_kv_cache
+from planner.random_draws import host_numbers_kept
 
 __all__ = [
     "build_on_meta",
@@ -92,7 +93,7 @@ def quiet_state() -> Iterator[None]:
     random, dtype = torch.get_rng_state(), torch.get_default_dtype()
     gradients = torch.is_grad_enabled()
     try:
-        with _eager():
+        with _eager(), host_numbers_kept():
             yield
     finally:
         torch.set_rng_state(random)

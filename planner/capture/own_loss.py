@@ -14,8 +14,9 @@ import torch
 
 from planner.capture.inputs import ExampleInputs
 from planner.capture.private_apis import modes_off
+from planner.errors import CaptureError
 
-__all__ = ["own_loss"]
+__all__ = ["ignore_index", "own_loss"]
 
 #: Names of autograd nodes that change no mean, and of sums and scales of losses.
 _RESHAPES = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "AliasBackward0")
@@ -68,8 +69,31 @@ def own_loss(
     rows, length = labels.shape[0], labels.shape[1]
     mean: Any = first
     whole = scores[0][0] in (rows * length, rows * (length - 1))
-    ignored = mean._saved_ignore_index in (_IGNORED, _IGNORED % 2**64)
-    return "tokens" if whole and mean._saved_reduction == _MEAN and ignored else None
+    return "tokens" if whole and mean._saved_reduction == _MEAN else None
+
+
+def ignore_index(value: torch.Tensor) -> int:
+    """Return the label that the cross entropies of a loss leave out.
+
+    Args:
+        value: The loss, a scalar.
+
+    Raises:
+        CaptureError: If they leave out several, besides torch's -100.
+    """
+    nodes = [node for node in _nodes(value.grad_fn) if node is not None]
+    found = {
+        (node._saved_ignore_index + 2**63) % 2**64 - 2**63
+        for node in nodes
+        if node.name().startswith("NllLoss")
+    } - {_IGNORED}
+    if len(found) > 1:
+        raise CaptureError(
+            f"cross entropies of the model's own loss leave out labels "
+            f"{', '.join(map(str, sorted(found)))}, and a plan counts one; use one "
+            f"ignore_index for all"
+        )
+    return found.pop() if found else _IGNORED
 
 
 def _is_no_mean(loss: Any, batch: int) -> bool:

@@ -351,10 +351,11 @@ def _graph(
         ),
     )
     told = _told(source, reading)
-    own = found.own_loss
+    own, ignored = found.own_loss, reading.ignore_index
     config = dict(facts.config) | {
         "loss": reading.loss,
         **({} if own is None else {"own_loss": own}),
+        **({} if ignored in (None, -100) else {"ignore_index": ignored}),
         "label_shift": _label_shift(module, reading),
     }
     return ModelGraph(
@@ -375,6 +376,7 @@ def _graph(
         values=inputs.sample_values(told),
         sized_by=told if "size" in reading.known_reads else (),
         in_turn=units_in_turn(ops, plan),
+        frozen=check.frozen() if check else None,
         hooked=hooked_parameter(module.named_parameters()),
         blocks=blocks,
         edges=made.edges,
@@ -460,6 +462,9 @@ def _divisions(
             untried = f"{error}, and may bring them together"
         else:
             assumptions = (*assumptions, f"samples are treated one by one: {error}")
+    if check and check.sums_draws and numbers:
+        # As many of each sample perhaps, which numbers tell.
+        together, untried = None, together
     if together is None and own is None and numbers and check:
         together = numbers(closely=untried is not None)
     # Empty where numbers have shown that there is no meeting.
@@ -469,6 +474,8 @@ def _divisions(
     if together is not None:
         own = "coupled"
         assumptions = (*assumptions, f"{WHOLE_BATCH}{together}")
+    if check and check.shared_draws and together is None:
+        assumptions = (*assumptions, _shared(check.shared_draws))
     if reading.loss == "mean_square":
         assumptions = (*assumptions, _MEAN_SQUARE)
     return _Divisions(
@@ -477,6 +484,15 @@ def _divisions(
         whole_stream=stream,
         own_loss=own,
         assumptions=assumptions,
+    )
+
+
+def _shared(draws: Sequence[str]) -> str:
+    """Tell of random numbers of which each part of a batch has its own."""
+    return (
+        f"random numbers: forward draws some that all samples of a batch share "
+        f"({', '.join(draws)}); each data-parallel rank and microbatch draws its own, "
+        f"so that the mean gradient is the same and its variance another"
     )
 
 

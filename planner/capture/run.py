@@ -21,7 +21,7 @@ import torch
 
 from planner.capture.fakes import fake_copy, fakeify, quiet_state, real_copy
 from planner.capture.inputs import ExampleInputs, InputShape
-from planner.capture.own_loss import own_loss
+from planner.capture.own_loss import ignore_index, own_loss
 from planner.capture.private_apis import (
     fake_mode,
     fused_dropout,
@@ -151,6 +151,7 @@ class Reading:
         loss: Kind of the loss.
         own_loss: Values that the model's own loss is a mean over, see
             :class:`planner.schema.Workload`.
+        ignore_index: The same.
         assumptions: Guesses that were made.
         attention: Kinds of attention that were called; empty where it was not seen.
         known_reads: Kinds of what was read of known integers: ``truth``, ``size``.
@@ -162,6 +163,7 @@ class Reading:
     assumptions: tuple[str, ...]
     attention: frozenset[AttentionKind] = frozenset()
     own_loss: Literal["tokens", "coupled"] | None = None
+    ignore_index: int | None = None
     known_reads: frozenset[str] = frozenset()
 
 
@@ -257,7 +259,7 @@ def _fake(source: Source, way: str) -> Reading:
         fused_dropout(),
         quiet_forward(),
     ):
-        loss, own = _run(source, module, tracer, source.repeats(), mode)
+        loss, own, ignored = _run(source, module, tracer, source.repeats(), mode)
     if way == "no_hooks":
         _assume_saved(tracer)
     return Reading(
@@ -267,6 +269,7 @@ def _fake(source: Source, way: str) -> Reading:
         assumptions=tuple(tracer.assumptions),
         attention=frozenset(attention),
         own_loss=own,
+        ignore_index=ignored,
         known_reads=frozenset(tracer.known_reads) if source.valued else frozenset(),
     )
 
@@ -276,7 +279,7 @@ def _real(source: Source, way: str) -> Reading:
     module.train()
     tracer = Tracer(module, op_budget=source.op_budget)
     groups = repeated_modules(module) if source.repeat else []
-    loss, own = _run(source, module, tracer, groups)
+    loss, own, ignored = _run(source, module, tracer, groups)
     tracer.assume(
         "real run", "weights are small positive numbers, integers zero if not given"
     )
@@ -286,6 +289,7 @@ def _real(source: Source, way: str) -> Reading:
         loss=loss,
         assumptions=tuple(tracer.assumptions),
         own_loss=own,
+        ignore_index=ignored,
         known_reads=frozenset(["truth"] if source.inputs.has_values else []),
     )
 
@@ -296,11 +300,12 @@ def _run(
     tracer: Tracer,
     groups: Sequence[Sequence[torch.nn.Module]],
     mode: Any = None,
-) -> tuple[LossKind, Literal["tokens", "coupled"] | None]:
+) -> tuple[LossKind, Literal["tokens", "coupled"] | None, int | None]:
     """Run forward, loss and backward under the tracer.
 
     Returns:
-        Kind of the loss, and what the model's own is a mean over.
+        Kind of the loss, what the model's own is a mean over, and the label that it
+        leaves out.
     """
     if source.dtype is not None:
         torch.set_default_dtype(source.dtype)
@@ -313,7 +318,10 @@ def _run(
             loss = compute_loss(module(*args, **kwargs), source.loss, source.inputs)
             if source.loss == "auto" and loss.kind != "model":
                 _require_returned(module)
-            own = own_loss(loss.value, source.inputs) if loss.kind == "model" else None
+            own, ignored = None, None
+            if loss.kind == "model":
+                own = own_loss(loss.value, source.inputs)
+                ignored = ignore_index(loss.value)
             loss.value.backward()  # type: ignore[no-untyped-call]
         except OpBudgetError:
             raise
@@ -322,7 +330,7 @@ def _run(
         except Exception as error:
             error._meshwright_where = _where(error, tracer)  # type: ignore[attr-defined]
             raise
-    return loss.kind, own
+    return loss.kind, own, ignored
 
 
 def _where(error: Exception, tracer: Tracer) -> str:

@@ -38,6 +38,7 @@ from planner.capture.token_rules import (
     READS_VALUES,
     Op,
     Shape,
+    drawn_storages,
     mixes_samples,
     sums_of_losses,
     token_violation,
@@ -45,6 +46,7 @@ from planner.capture.token_rules import (
 from planner.capture.trace import Call, Tracer
 from planner.errors import CaptureError
 from planner.model_output import parts_of
+from planner.random_draws import DRAWS, host_state
 from planner.schema.strategy_parts import matches_pattern
 
 __all__ = ["TokenCheck"]
@@ -242,6 +244,11 @@ class TokenCheck:
         self._lengths = (length // 2, length) if even else (length, 2 * length)
         self._source, self._length = source, length
         self._opaque = opaque
+        self._draws_on_host = False
+        #: Draws that all samples of a batch share, after :meth:`samples`.
+        self.shared_draws: tuple[str, ...] = ()
+        #: True if samples are known to meet in sums of random numbers alone.
+        self.sums_draws = False
         self._known: dict[tuple[int, bool, int, bool], _Run] = {}
 
     def context(self) -> str | None:
@@ -294,17 +301,48 @@ class TokenCheck:
             return None
         rows = zip(few.ops, many.ops, few.used(), strict=True)
         pairs = [(one, two) for one, two, used in rows if used]
-        sums = sums_of_losses(pairs, few.losses)
+        drawn = drawn_storages(few.ops)
+        sums = sums_of_losses(pairs, few.losses, drawn)
+        meetings = [
+            one
+            for row, (one, two) in enumerate(pairs)
+            if row not in sums
+            and not self._synchronised(one)
+            and mixes_samples(one, two, sizes)
+        ]
+        self.shared_draws = tuple(
+            dict.fromkeys(
+                one.name
+                for one, two in pairs
+                if one.name in DRAWS and one.outputs == two.outputs
+            )
+        )
+        sure = [one for one in meetings if not drawn.issuperset(one.reads)]
+        self.sums_draws = bool(meetings) and not sure
         return next(
             (
                 f"{one.module or 'its forward'} brings samples together ({one.name})"
-                for row, (one, two) in enumerate(pairs)
-                if row not in sums
-                and not self._synchronised(one)
-                and mixes_samples(one, two, sizes)
+                for one in sure or meetings
             ),
             None,
         )
+
+    def frozen(self) -> str | None:
+        """Return what forward changes or draws in Python; None if nothing is known."""
+        whole, (fake, _) = self._source.module, self._source.fake()
+        if _plain_values(fake) != _plain_values(whole):
+            # What is kept of sizes stays as it is in runs of equal sizes.
+            for _ in range(2):
+                values = _plain_values(fake)
+                try:
+                    self._run_anew(self._lengths[0], False, 1, False)
+                except Exception:  # whatever a model's code raises
+                    return None
+            now = _plain_values(fake)
+            names = [name for name in now if now[name] != values.get(name)]
+            if names:
+                return f"changes {names[0]}"
+        return "draws numbers of Python's or NumPy's" if self._draws_on_host else None
 
     def _doubled(self) -> tuple[_Run, frozenset[int]]:
         """Return a run with twice the samples, and dim 0 of inputs that had them.
@@ -411,8 +449,10 @@ class TokenCheck:
                     kwargs["position_ids"] = fake
                 for fake, value in (*values, *_known_buffers(source.module, module)):
                     recorder.know(fake, value)
+                host = host_state()
                 with recorder, repeats_traced_once(source.repeats(), recorder):
                     output = module(*args, **kwargs)
+                self._draws_on_host |= host_state() != host
                 loss = own_loss_of(output, source.loss, inputs)
                 scores = scores_of(
                     output, _integers(inputs, self._length, length, times)
@@ -425,6 +465,16 @@ class TokenCheck:
             results=frozenset({*recorder.storages(results), *held}),
             losses=frozenset(recorder.storages(loss)),
         )
+
+
+def _plain_values(module: torch.nn.Module) -> dict[str, Any]:
+    """Numbers and words among the attributes of a model's parts."""
+    return {
+        f"{name}.{key}" if name else key: value
+        for part, name in names_of_modules(module).items()
+        for key, value in vars(part).items()
+        if isinstance(value, bool | int | float | str) and key != "training"
+    }
 
 
 def _stream_rows(

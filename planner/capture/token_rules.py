@@ -12,11 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
+from planner.random_draws import DRAWS, one_other_size
+
 __all__ = [
     "READS_VALUES",
     "Op",
     "Shape",
     "doubled",
+    "drawn_storages",
     "mixes_samples",
     "sums_of_losses",
     "token_violation",
@@ -131,12 +134,7 @@ class Op:
 
 def doubled(one: Shape, two: Shape) -> int | None:
     """Index of the one dimension that doubled; None if equal, -1 if else differs."""
-    if one == two:
-        return None
-    if len(one) != len(two):
-        return -1
-    at, *more = [at for at, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
-    return at if not more and two[at] == 2 * one[at] else -1
+    return one_other_size(one, two, 2)
 
 
 def token_violation(one: Op, two: Op, length: int) -> str | None:
@@ -267,6 +265,8 @@ def mixes_samples(one: Op, two: Op, sizes: Collection[int]) -> bool:
         for axis, shape, value in rows
         if axis is not None and axis >= 0 and shape[axis] in sizes and value is None
     ]
+    if one.name == "randperm":
+        return outs != [None]
     if one.pointwise and one.others != two.others:
         # A number of which only the batch is the cause.
         return any(axis is not None for axis in ins)
@@ -296,8 +296,24 @@ def mixes_samples(one: Op, two: Op, sizes: Collection[int]) -> bool:
     )
 
 
+def drawn_storages(ops: Sequence[Op]) -> frozenset[int]:
+    """Storages of which the values follow from random draws and constants alone."""
+    found = set[int]()
+    for op in ops:
+        # A call that stands for others has no values.
+        read = zip(op.reads, op.values or (None,) * len(op.reads), strict=True)
+        follows = {s for s, value in read if value is None and s not in op.writes}
+        # Of these, what is read is a size, or what they write over.
+        own = op.name in DRAWS and (op.name.endswith(("_", "_like")) or not op.reads)
+        if own or (follows and follows <= found):
+            found.update(op.writes)
+        else:
+            found.difference_update(op.writes)
+    return frozenset(found)
+
+
 def sums_of_losses(
-    pairs: Sequence[tuple[Op, Op]], losses: Collection[int]
+    pairs: Sequence[tuple[Op, Op]], losses: Collection[int], drawn: Collection[int]
 ) -> frozenset[int]:
     """Rows of ops that sum over samples what becomes a loss and nothing else.
 
@@ -307,9 +323,11 @@ def sums_of_losses(
     Args:
         pairs: Ops of a run that are of use, and the same with twice the samples.
         losses: Storages that are trained on.
+        drawn: Storages of random draws; of their sums, numbers must show that they are
+            those of each sample.
     """
     parts, elsewhere, found = set(losses), set[int](), set[int]()
-    counts = _label_counts(pairs)
+    counts = _label_counts(pairs) | frozenset(drawn)
     for row, (one, two) in reversed([*enumerate(pairs)]):
         made = set(one.writes)
         only = bool(made) and made <= parts and not made & elsewhere

@@ -269,6 +269,8 @@ class ModelGraph:
         sized_by: Inputs whose values are known, if sizes follow from them.
         in_turn: Units between which no pipeline can be cut, as they run in turn, in
             words; None if there are none.
+        frozen: What forward changes or draws in Python, which stages of a pipeline
+            would keep as it was; None if nothing is known to be.
         hooked: Parameter with a hook on its gradient; None if there is none.
         blocks: Blocks in program order.
         edges: Edges between blocks, sorted by (source, target).
@@ -315,6 +317,7 @@ class ModelGraph:
     inputs: tuple[tuple[str, tuple[int, ...], str, int | None], ...] = ()
     sized_by: tuple[str, ...] = ()
     in_turn: str | None = None
+    frozen: str | None = None
     hooked: str | None = None
     values: Mapping[str, tuple[tuple[int | None, int], ...]] = field(
         default_factory=dict
@@ -354,6 +357,11 @@ class ModelGraph:
             return (
                 f"a model in which sizes follow from the values of "
                 f"{', '.join(self.sized_by)}, and stages have fixed sizes"
+            )
+        if self.frozen:
+            return (
+                f"a model of which forward {self.frozen}, which stages, whose graphs "
+                f"are made once, would keep as it was"
             )
         if self.in_turn:
             return (

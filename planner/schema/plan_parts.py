@@ -158,8 +158,9 @@ class Workload(Document):
             compared with: 1 for causal language models, 0 for masked ones, for
             encoder-decoders and for classes of tokens.
         own_loss: Values that the loss of ``model`` is a mean over: ``tokens``, labels
-            of -100 left out; or ``coupled`` if it compares samples with each other,
-            or the model does. None if it is not known.
+            of ``ignore_index`` left out; or ``coupled`` if it compares samples with
+            each other, or the model does. None if it is not known.
+        ignore_index: Label that the loss of ``model`` leaves out.
     """
 
     global_batch: Size
@@ -168,6 +169,7 @@ class Workload(Document):
     loss: Literal["cross_entropy", "model", "mean_square"] = "cross_entropy"
     label_shift: Literal[0, 1] = 1
     own_loss: Literal["tokens", "coupled"] | None = None
+    ignore_index: int = -100
 
     @property
     def images_per_sample(self) -> int:

@@ -13,7 +13,7 @@ from executors.losses import LossFunction
 from planner import plan
 from planner.assemble import workload
 from planner.capture import capture
-from planner.errors import MeshwrightError
+from planner.errors import CaptureError, MeshwrightError
 from tests.models.tiny import TINY, built
 
 _VOCAB, _LENGTH = 96, 16
@@ -146,6 +146,32 @@ class _Contrast(nn.Module):
         own = torch.arange(len(a), device=a.device)
         entropy = nn.functional.cross_entropy
         return (entropy(scores, own) + entropy(scores.T, own)) / 2
+
+
+class _Ignoring(nn.Module):
+    """Cross entropies of tokens, each with an ignore_index of its own."""
+
+    def __init__(self, *ignored: int) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
+        self.ignored = ignored
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        scores = self.head(self.words(input_ids)).flatten(0, 1)
+        losses = [
+            nn.functional.cross_entropy(scores, labels.flatten(), ignore_index=one)
+            for one in self.ignored
+        ]
+        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+
+def test_a_plan_knows_the_label_that_a_loss_leaves_out() -> None:
+    inputs = dict.fromkeys(("input_ids", "labels"), ((4, 8), "int64"))
+    for ignored in (-100, -1, 0, 49):
+        found = workload(capture(_Ignoring(ignored), inputs), 4)
+        assert (found.own_loss, found.ignore_index) == ("tokens", ignored)
+    with pytest.raises(CaptureError, match="leave out labels -1, 49"):
+        capture(_Ignoring(49, -1), inputs)
 
 
 def test_own_losses_are_told_apart() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.nn import functional
 
 from executors.certifying.compare import compare_with_whole
 from executors.data import require_lengths, synthetic_batch
@@ -285,6 +286,59 @@ def test_groups_of_layers_that_run_in_turn_are_cut_between() -> None:
     model = _albert(num_hidden_groups=2)
     found = compare_with_whole(made(model, _TOKENS, PIPELINE), model)
     assert found.verdict == "right", found
+
+
+class _Drawing(_Stack):
+    """A diffusion model whose later layers are left out sample by sample."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        times = torch.randint(1, 9, (len(x), 1, 1)) / 9
+        noise = torch.randn_like(x)
+        made = x * (1 - times) + noise * times
+        for layer in self.layers:
+            kept = torch.rand(len(x), 1, 1) < 0.7
+            made = made + layer(made) * kept
+        return functional.mse_loss(made, noise)
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"dp_replicate": 2, "num_microbatches": 2},
+        {"dp_shard": 2, "zero_stage": 3, "recompute": "full"},
+        PIPELINE | {"dp_shard": 2, "zero_stage": 1, "num_microbatches": 2},
+    ],
+    ids=" ".join,
+)
+def test_random_numbers_of_samples_are_those_of_one_process(
+    pins: dict[str, Any],
+) -> None:
+    model = _Drawing()
+    found = compare_with_whole(made(model, {"x": torch.randn(8, 3, 8)}, pins), model)
+    assert found.verdict == "right", found
+
+
+class _Sketching(_Stack):
+    """Random numbers that depend on how many samples there are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + x[torch.randperm(len(x))]
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def test_samples_that_meet_by_chance_are_not_certified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, inputs = _Sketching(), {"x": torch.randn(8, 3, 8)}
+    with pytest.raises(NoFeasiblePlanError, match="data parallel 2"):
+        made(model, inputs, {"dp_replicate": 2})
+    # As if nothing had been found when it was read.
+    monkeypatch.setattr("planner.capture.token_check.mixes_samples", lambda *_: False)
+    monkeypatch.setattr("planner.capture.read.batch_violation", lambda *_, **__: None)
+    found = compare_with_whole(made(model, inputs, {"dp_replicate": 2}), model)
+    assert found.verdict == "wrong", found
 
 
 class _Leaving(_Stack):

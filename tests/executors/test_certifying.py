@@ -21,6 +21,7 @@ from executors.certifying.small_plan import small_plan
 from executors.strategies import collectives, tensor_parallel
 from planner import plan
 from planner.errors import ExecutionError
+from planner.random_draws import BatchDraws
 from planner.schema import Optimizer, Plan, Precision
 from tests.distributed.cases import build, make_plan
 
@@ -108,7 +109,8 @@ def test_noise_tells_kinks_from_smooth_training(activation: nn.Module) -> None:
     torch.manual_seed(0)
     model = _Kinked(activation)
     made = _planned(model, dp_shard=2)
-    noise, _ = _noise(made, model, _train_whole(made, model, 1), 1)
+    whole = _train_whole(made, model, 1, BatchDraws())
+    noise, _ = _noise(made, model, whole, 1)
     assert (noise["inner.weight"] > 0.5) == isinstance(activation, nn.ReLU)
     assert noise["outer.bias"] < CHANGE_TOLERANCE
 

@@ -148,6 +148,39 @@ def test_a_model_s_own_mean_over_tokens_is_weighed_by_tokens() -> None:
     assert total / 2 == pytest.approx(float(_own(labels, logits)))
 
 
+def test_labels_of_another_ignore_index_weigh_nothing() -> None:
+    torch.manual_seed(0)
+    labels, logits = torch.randint(1, 11, (8, 6)), torch.randn(8, 6, 11)
+    labels[0, 2:], labels[3, 1:] = 0, 0
+
+    def own(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(
+            values.flatten(0, 1), rows.flatten(), ignore_index=0
+        )
+
+    loss = LossFunction(
+        kind="model",
+        data_parallel=2,
+        label_shift=0,
+        own_loss="tokens",
+        ignore_index=0,
+    )
+    loss.prepare({"labels": labels}, 2)
+    total = 0.0
+    for rows, values in zip(labels.chunk(4), logits.chunk(4), strict=True):
+        total += float(loss(own(rows, values), loss.target({"labels": rows})))
+    assert total / 2 == pytest.approx(float(own(labels, logits)))
+
+
+def test_other_ignored_labels_are_not_taken_of_unequal_parts() -> None:
+    own = LossFunction(kind="model", data_parallel=2, ignore_index=3)
+    batch = {"tokens": torch.tensor([[3, 3], [1, 2]]), "target": torch.ones(2).long()}
+    own.prepare(batch, 1)  # tokens are no labels
+    batch["target"][0] = 3
+    with pytest.raises(ExecutionError, match=r"0 to 1 labels .*are not 3"):
+        own.prepare(batch, 1)
+
+
 @pytest.mark.parametrize("name", ["labels", "targets"])
 def test_a_mean_that_nobody_knows_is_not_taken_of_unequal_parts(name: str) -> None:
     labels = torch.ones(4, 3, dtype=torch.int64)

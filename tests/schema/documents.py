@@ -354,6 +354,7 @@ def plans(draw: st.DrawFn) -> Plan:
             ),
             loss=draw(st.sampled_from(["cross_entropy", "model", "mean_square"])),
             own_loss=draw(st.sampled_from([None, "tokens", "coupled"])),
+            ignore_index=draw(st.sampled_from([-100, -1, 0])),
             label_shift=draw(st.sampled_from([0, 1])),
         ),
         strategy=strategy,

@@ -33,7 +33,7 @@ from planner.cli.options import model_of_plan
 from planner.errors import MeshwrightError
 from planner.schema import Plan
 
-NAME = "meshwright-llama3-8b-c21372"
+NAME = "meshwright-llama3-8b-ec5743"
 #: Ranks of the plan, and how many of them one machine has.
 WORKERS, PER_HOST = 32, 8
 USE_GPU = True

@@ -33,7 +33,7 @@ from planner.cli.options import model_of_plan
 from planner.errors import MeshwrightError
 from planner.schema import Plan
 
-NAME = "meshwright-llama3-8b-3cd7d3"
+NAME = "meshwright-llama3-8b-c744e5"
 #: Ranks of the plan, and how many of them one machine has.
 WORKERS, PER_HOST = 8, 8
 USE_GPU = True
