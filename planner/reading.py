@@ -7,10 +7,15 @@ takes more time or memory than its limits allow.
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import math
 import os
 import stat
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ __all__ = [
     "MOST_VALUES",
     "parse_json",
     "read_bytes",
+    "read_table",
     "read_text",
     "require_modest",
 ]
@@ -114,6 +120,15 @@ def read_text(
         MeshwrightError: As :func:`read_bytes`, or if it is not UTF-8.
     """
     data = read_bytes(path, what, pipe=pipe, most=most, error=error)
+    return _decoded(data, path, what, error)
+
+
+def _decoded(
+    data: bytes,
+    path: str | os.PathLike[str],
+    what: str,
+    error: type[MeshwrightError],
+) -> str:
     try:
         # As opening a file as text does: line ends of other systems count as one.
         text = data.decode("utf-8-sig")
@@ -123,6 +138,68 @@ def read_text(
             f"text; save it as UTF-8"
         ) from problem
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_table(
+    path: str | os.PathLike[str],
+    what: str = "table",
+    needed: Sequence[str] = (),
+    *,
+    error: type[MeshwrightError] = PlanFileError,
+) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
+    """Read a CSV file, gzipped if its name ends with ``.gz``.
+
+    Args:
+        path: As for :func:`read_bytes`, and so are ``what`` and ``error``.
+        what: Its name in messages.
+        needed: Columns that it must have.
+        error: Class of what is raised.
+
+    Returns:
+        The names of the columns; and of each line, its place for messages, and its
+        values. Values that a line does not have are empty.
+
+    Raises:
+        MeshwrightError: As :func:`read_text`, or if it is not gzipped, not CSV, or
+            without a column.
+    """
+    data = read_bytes(path, what, error=error)
+    if os.fspath(path).endswith(".gz"):
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+                data = stream.read(MOST_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as problem:
+            raise error(
+                f"cannot read {what} {os.fspath(path)}: {str(problem).lower()}; give a "
+                f"whole gzipped file, or one whose name does not end with .gz"
+            ) from problem
+        if len(data) > MOST_BYTES:
+            raise error(
+                f"cannot read {what} {os.fspath(path)}: it has more than "
+                f"{MOST_BYTES / 1e6:g} MB unpacked, the most that is read; is it the "
+                f"right file?"
+            )
+    reader = csv.DictReader(_decoded(data, path, what, error).splitlines())
+    try:
+        heads = list(reader.fieldnames or ())
+        missing = [name for name in needed if name not in heads]
+        if missing:
+            raise error(
+                f"{os.fspath(path)} has no column {', '.join(missing)}, only "
+                f"{', '.join(heads) or 'nothing'}; give it"
+            )
+        return heads, [
+            (
+                f"{os.fspath(path)}, line {reader.line_num}",
+                {name: row[name] or "" for name in heads},
+            )
+            for row in reader
+        ]
+    except csv.Error as problem:
+        raise error(
+            f"{os.fspath(path)}, line {reader.line_num}: {problem}; give a CSV file "
+            f"with commas between its columns"
+        ) from problem
 
 
 def parse_json(

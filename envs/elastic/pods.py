@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import StrategyError, UnknownNameError
+from planner.reading import read_table
 
 __all__ = ["NodeTable", "PodRoom", "PodTable", "at_demand", "read_nodes", "read_pods"]
 
@@ -81,7 +78,8 @@ def read_nodes(path: str | os.PathLike[str]) -> NodeTable:
     Raises:
         StrategyError: If the file is not of this form.
     """
-    rows = list(_lines(Path(path), ("cpu_milli", "memory_mib", "gpu", "model")))
+    needed = ("cpu_milli", "memory_mib", "gpu", "model")
+    _, rows = read_table(path, "nodes", needed, error=StrategyError)
     if not rows:
         raise StrategyError(f"{path} has no host; give at least one")
     kinds = tuple(sorted({row["model"] for _, row in rows}))
@@ -106,7 +104,7 @@ def read_pods(path: str | os.PathLike[str], kinds: tuple[str, ...]) -> PodTable:
         UnknownNameError: If a pod asks for a type that no host has.
     """
     needed = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
-    rows = list(_lines(Path(path), needed))
+    _, rows = read_table(path, "pods", needed, error=StrategyError)
     allowed = np.ones((len(rows), len(kinds)), dtype=np.bool_)
     for pod, (where, row) in enumerate(rows):
         if spec := (row.get("gpu_spec") or "").strip():
@@ -243,30 +241,10 @@ class PodRoom:
         self.allocated += milli * count
 
 
-def _lines(path: Path, needed: tuple[str, ...]) -> Iterable[tuple[str, dict[str, str]]]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StrategyError(
-            f"{path} cannot be read ({error.strerror}); give the path of a CSV file"
-        ) from error
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    reader = csv.DictReader(text.splitlines())
-    heads = reader.fieldnames or ()
-    missing = [name for name in needed if name not in heads]
-    if missing:
-        raise StrategyError(
-            f"{path} has no column {', '.join(missing)}, only "
-            f"{', '.join(heads) or 'nothing'}; give it"
-        )
-    for row in reader:
-        yield f"{path}, line {reader.line_num}", row
-
-
 def _column(rows: list[tuple[str, dict[str, str]]], name: str) -> Index:
     found = []
     for where, row in rows:
-        text = (row[name] or "").strip()
+        text = row[name].strip()
         if not text.isdigit():
             raise StrategyError(
                 f"{where}: {name}={text!r}; give a whole number of at least 0"

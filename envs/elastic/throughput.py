@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import StrategyError
+from planner.reading import read_table
 
 __all__ = [
     "SPREADS",
@@ -139,7 +139,9 @@ def elasticflow_throughputs(folder: str | os.PathLike[str]) -> ThroughputTable:
     found: dict[tuple[ModelKey, str, int, int], float] = {}
     kind = path.name.removeprefix("throughputs_").lower()
     for file in sorted(path.glob("*.csv")):
-        for where, row in _lines(file, ("global_batch_size", "1")):
+        needed = ("global_batch_size", "1")
+        _, rows = read_table(file, "throughputs", needed, error=StrategyError)
+        for where, row in rows:
             key = ModelKey(file.stem, int(_rate(where, row, "global_batch_size")))
             for column in row:
                 if column.isdigit():
@@ -165,7 +167,9 @@ def arena_throughputs(path: str | os.PathLike[str]) -> ThroughputTable:
     """
     columns = ("model", "params", "global_batch", "gpu", "hosts", "n_gpus")
     times: dict[tuple[ModelKey, str, int], dict[int, float]] = {}
-    for where, row in _lines(Path(path), (*columns, "iter_time_s")):
+    needed = (*columns, "iter_time_s")
+    _, rows = read_table(path, "throughputs", needed, error=StrategyError)
+    for where, row in rows:
         key = ModelKey(
             f"{row['model']}__{row['params']}", int(_rate(where, row, "global_batch"))
         )
@@ -201,21 +205,6 @@ def _table(
     return ThroughputTable(
         name=name, models=models, kinds=kinds, degrees=degrees, table=table
     )
-
-
-def _lines(path: Path, needed: tuple[str, ...]) -> Iterable[tuple[str, dict[str, str]]]:
-    if not path.is_file():
-        raise StrategyError(f"throughputs {path} do not exist; give a CSV file")
-    with path.open() as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in needed if name not in (reader.fieldnames or ())]
-        if missing:
-            raise StrategyError(
-                f"{path} has no column {', '.join(missing)}, only "
-                f"{', '.join(reader.fieldnames or ()) or 'nothing'}; give it"
-            )
-        for row in reader:
-            yield f"{path}, line {reader.line_num}", row
 
 
 def _rate(where: str, row: Mapping[str, str], column: str) -> float:

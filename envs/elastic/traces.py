@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from envs.elastic.throughput import ModelKey, ThroughputSource
 from planner.errors import StrategyError, UnknownNameError
+from planner.reading import read_table
 
 __all__ = [
     "TRACE_FORMATS",
@@ -372,16 +371,7 @@ class _Row:
 
 
 def _rows(path: Path, form: TraceFormat) -> Iterator[_Row]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StrategyError(
-            f"trace {path} cannot be read ({error.strerror}); give the path of a CSV "
-            "file"
-        ) from error
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    reader = csv.DictReader(text.splitlines())
-    heads = reader.fieldnames or ()
+    heads, lines = read_table(path, "trace", error=StrategyError)
     named: dict[str, str] = {}
     for field, names in form.columns.items():
         found = [name for name in names if name in heads]
@@ -393,10 +383,10 @@ def _rows(path: Path, form: TraceFormat) -> Iterator[_Row]:
             )
         if found:
             named[field] = found[0]
-    for row in reader:
+    for where, row in lines:
         yield _Row(
-            f"{path}, line {reader.line_num}",
-            {field: (row[name] or "").strip() for field, name in named.items()},
+            where,
+            {field: row[name].strip() for field, name in named.items()},
         )
 
 

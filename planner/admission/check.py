@@ -164,25 +164,33 @@ def _overfull(
     hosts: Mapping[str, StateHost],
     reservations: Iterable[Reservation],
 ) -> Iterator[str]:
-    """Walk over each host's changes in time."""
-    changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    """Walk over each host's changes in time.
+
+    Others may occupy more than works; nothing is then left for jobs of the state.
+    """
+    changes: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
     for other in state.occupied:
         for host, devices in other.devices.items():
-            changes[host].append((state.now_s, devices))
+            changes[host].append((state.now_s, 0, devices))
             if other.until_s is not None:
-                changes[host].append((max(other.until_s, state.now_s), -devices))
+                changes[host].append((max(other.until_s, state.now_s), 0, -devices))
     for given in reservations:
         for segment in given.segments:
             for host, devices in segment.devices.items():
-                changes[host].append((segment.start_s, devices))
-                changes[host].append((segment.end_s, -devices))
+                changes[host].append((segment.start_s, devices, 0))
+                changes[host].append((segment.end_s, -devices, 0))
     for name, events in changes.items():
         if name not in hosts:
             continue
-        used, usable = 0, hosts[name].devices - hosts[name].down
+        used, others, usable = 0, 0, hosts[name].devices - hosts[name].down
         # What ends at a time is given back before what starts then.
-        for at, devices in sorted(events):
-            used += devices
-            if used > usable:
-                yield f"host {name} gives {used} of {usable} devices at {at:.10g} s"
+        for at, mine, theirs in sorted(
+            events, key=lambda each: (each[0], sum(each[1:]))
+        ):
+            used, others = used + mine, others + theirs
+            if used > max(0, usable - others):
+                yield (
+                    f"host {name} gives {used + others} of {usable} devices at "
+                    f"{at:.10g} s"
+                )
                 break

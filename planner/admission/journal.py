@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from planner.errors import ExecutionError
+from planner.errors import ExecutionError, MeshwrightError
 from planner.schema.admission import JobRequest, Reservation
 
 __all__ = ["Journal", "JournalError", "JournalJob", "JournalLaunch"]
@@ -44,6 +44,11 @@ CREATE TABLE IF NOT EXISTS events (
     job TEXT NOT NULL DEFAULT '', text TEXT NOT NULL DEFAULT ''
 );
 """
+
+#: Tables, without those that SQLite keeps for itself.
+_NAMES = "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite%'"
+_JOB = ("submitted", "declined", "active", "done", "failed", "cancelled")
+_LAUNCH = ("intended", "launched", "stopping", "ended")
 
 
 class JournalError(ExecutionError):
@@ -200,6 +205,8 @@ class Journal:
         known = base.execute("SELECT 1 FROM sqlite_master WHERE name='meta'").fetchone()
         if known is None and self._held.tell():
             raise sqlite3.DatabaseError("its tables are gone")
+        if known is not None:
+            _require_tables(base)
         base.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
         if not self._held.tell():
             self._held.write("A journal was made here.\n")
@@ -212,6 +219,17 @@ class Journal:
                 f"journal {self.path} is of the queue {kept}, not of {queue}; give "
                 f"--queue {kept}, or another folder"
             )
+        self._require_sense()
+
+    def _require_sense(self) -> None:
+        """Refuse rows that contradict each other before the queue is asked anything."""
+        jobs = {job.name for job in self.jobs()}
+        for launch in self.launches():
+            if launch.job not in jobs:
+                raise sqlite3.DatabaseError(
+                    f"{launch.name} is of job {launch.job}, which it does not have"
+                )
+        self.reservations()
 
     def close(self) -> None:
         """Close it, and let another process have it."""
@@ -271,11 +289,11 @@ class Journal:
     def job(self, name: str) -> JournalJob | None:
         """Return a job; None if there is none of that name."""
         rows = self._run("SELECT * FROM jobs WHERE name=?", (name,))
-        return _job(rows[0]) if rows else None
+        return self._job(rows[0]) if rows else None
 
     def jobs(self, *status: str) -> list[JournalJob]:
         """Return jobs of some statuses, or all, in the order of submission."""
-        return [_job(row) for row in self._rows("jobs", status)]
+        return [self._job(row) for row in self._rows("jobs", status)]
 
     def set_job(self, name: str, **values: Any) -> None:
         """Change columns of a job."""
@@ -295,7 +313,7 @@ class Journal:
 
     def launches(self, *status: str) -> list[JournalLaunch]:
         """Return launches of some statuses, or all, in order."""
-        return [_launch(row) for row in self._rows("launches", status)]
+        return [self._launch(row) for row in self._rows("launches", status)]
 
     def set_launch(self, name: str, **values: Any) -> None:
         """Change columns of a launch."""
@@ -309,8 +327,9 @@ class Journal:
     def reservations(self) -> tuple[Reservation, ...]:
         """Return what the last decision reserved."""
         rows = self._run("SELECT value FROM meta WHERE key='reservations'")
-        found = json.loads(rows[0][0]) if rows else []
-        return tuple(Reservation.from_data(each) for each in found)
+        with self._making_sense("what was reserved"):
+            found = json.loads(rows[0][0]) if rows else []
+            return tuple(Reservation.from_data(each) for each in found)
 
     def keep_devices(self, usable: int, at_s: float) -> None:
         """Write how many devices jobs may have, if it has changed."""
@@ -345,18 +364,50 @@ class Journal:
                     f"disk is full"
                 ) from error
 
+    def _job(self, row: sqlite3.Row) -> JournalJob:
+        data = dict(row)
+        with self._making_sense(f"job {data['name']}"):
+            request = JobRequest.from_json(data.pop("request"))
+            data |= {"promised": bool(row["promised"]), "started": bool(row["started"])}
+            found = JournalJob(request=request, **data)
+            if found.status not in _JOB or not 0.0 <= found.left <= request.iterations:
+                raise ValueError(f"status {found.status}, {found.left} iterations left")
+            return found
 
-def _job(row: sqlite3.Row) -> JournalJob:
-    data = dict(row)
-    request = JobRequest.from_json(data.pop("request"))
-    data |= {"promised": bool(row["promised"]), "started": bool(row["started"])}
-    return JournalJob(request=request, **data)
+    def _launch(self, row: sqlite3.Row) -> JournalLaunch:
+        data = dict(row)
+        with self._making_sense(f"launch {data['name']}"):
+            data |= {
+                "devices": dict(json.loads(row["devices"])),
+                "words": tuple(json.loads(row["words"])),
+            }
+            found = JournalLaunch(**data)
+            counts = found.devices.values()
+            if found.status not in _LAUNCH or not all(
+                isinstance(count, int) for count in counts
+            ):
+                raise ValueError(f"status {found.status}, devices {found.devices}")
+            return found
+
+    @contextlib.contextmanager
+    def _making_sense(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (MeshwrightError, TypeError, ValueError) as error:
+            raise JournalError(
+                f"journal {self.path} is damaged: {what} makes no sense ({error}); "
+                f"restore it from a copy"
+            ) from error
 
 
-def _launch(row: sqlite3.Row) -> JournalLaunch:
-    data = dict(row)
-    data |= {
-        "devices": json.loads(row["devices"]),
-        "words": tuple(json.loads(row["words"])),
-    }
-    return JournalLaunch(**data)
+def _require_tables(base: sqlite3.Connection) -> None:
+    """Refuse a journal that has other tables or columns than were made."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as made:
+        made.executescript(_TABLES)
+        for (table,) in made.execute(_NAMES).fetchall():
+            words = f"PRAGMA table_info({table})"
+            wanted = {column[1] for column in made.execute(words)}
+            found = {column[1] for column in base.execute(words)}
+            if wanted != found:
+                has = ", ".join(sorted(found)) or "nothing"
+                raise sqlite3.DatabaseError(f"its table {table} has {has}")

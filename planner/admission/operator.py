@@ -31,6 +31,7 @@ from planner.admission.queues.base import (
     QueueError,
     Snapshot,
     occupied_by_others,
+    read_queue,
 )
 from planner.errors import MeshwrightError
 from planner.schema.admission import (
@@ -112,7 +113,7 @@ class Operator:
         now = self._clock()
         self._now_told: set[str] = set()
         try:
-            snapshot = self._queue.read()
+            snapshot = read_queue(self._queue)
             self._refuse_contradictions(snapshot, now)
             with self._journal.transaction():
                 self._journal.keep_devices(_devices(snapshot), now)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import NoFeasiblePlanError, PlanFileError, StrategyError
-from planner.reading import parse_json, read_text
+from planner.reading import parse_json, read_table, read_text
 from planner.schema.admission import (
     ClusterState,
     JobRequest,
@@ -61,19 +59,11 @@ def load_throughputs(path: str | os.PathLike[str]) -> Throughputs:
     where = os.fspath(path)
     if Path(path).suffix.lower() != ".csv":
         return Throughputs.from_data(_data(path, "throughputs"), where=where)
-    reader = csv.DictReader(io.StringIO(read_text(path, "throughputs")))
-    has = tuple(reader.fieldnames or ())
-    missing = [name for name in _COLUMNS if name not in has]
-    if missing:
-        raise PlanFileError(
-            f"{where} has no column {', '.join(missing)}, only "
-            f"{', '.join(has) or 'nothing'}; add it"
-        )
+    _, lines = read_table(path, "throughputs", _COLUMNS)
     rows = []
-    for row in reader:
-        data = {name: row[name] for name in (*_COLUMNS, _SPREAD) if row.get(name)}
-        line = f"{where}, line {reader.line_num}"
-        rows.append(ThroughputRow.from_data(data, where=line))
+    for line, row in lines:
+        given = {name: row[name] for name in (*_COLUMNS, _SPREAD) if row.get(name)}
+        rows.append(ThroughputRow.from_data(given, where=line))
     data = {"origin": "table", "name": Path(path).name, "rows": rows}
     if not rows:
         raise PlanFileError(f"{where} has no throughputs; give a line for each shape")

@@ -18,7 +18,7 @@ import tyro
 from planner.cli.on_slurm import sbatch_options
 from planner.cli.options import OptionalFile
 from planner.cli.output import note
-from planner.errors import PlanFileError, StrategyError
+from planner.errors import ExecutionError, PlanFileError, StrategyError
 from planner.schema.base import write_atomically
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class ServeCommand:
         Raises:
             StrategyError: If an option is wrong.
             JournalError: If the journal is damaged, in use, or contradicts the queue.
+            ExecutionError: If the one look of --once could not be acted on.
         """
         from planner.admission.journal import Journal
         from planner.admission.operator import Operator, OperatorSettings
@@ -111,7 +112,11 @@ class ServeCommand:
         try:
             operator = Operator(queue, journal, settings)
             if self.once:
-                operator.tick()
+                if not operator.tick():
+                    raise ExecutionError(
+                        "nothing, or not all, was done; mend what the warning says "
+                        "and run this again"
+                    )
                 return
             self._loop(operator, journal, token)
         finally:

@@ -33,6 +33,8 @@ __all__ = [
 
 T = TypeVar("T")
 Seconds = Annotated[float, Field(ge=0)]
+#: Time of a clock; those of the year 5138 are known to 15 microseconds.
+Clock = Annotated[float, Field(ge=0, le=1e11)]
 Positive = Annotated[float, Field(gt=0)]
 Degree = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -73,8 +75,8 @@ class JobRequest(Document):
     model: Name
     batch: Degree
     iterations: Positive
-    submitted_s: Seconds
-    deadline_s: Seconds | None = None
+    submitted_s: Clock
+    deadline_s: Clock | None = None
     devices: tuple[Name, ...] = ()
     min_degree: Degree = 1
     max_degree: Degree | None = None
@@ -310,7 +312,7 @@ class ClusterState(Document):
     KIND: ClassVar[str] = "cluster state"
 
     schema_version: Literal[1] = 1
-    now_s: Seconds
+    now_s: Clock
     hosts: Annotated[tuple[StateHost, ...], Field(min_length=1)]
     occupied: tuple[OccupiedDevices, ...] = ()
     jobs: tuple[StateJob, ...] = ()

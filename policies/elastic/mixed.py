@@ -11,6 +11,7 @@ from scipy.optimize import (
 from scipy.sparse import csr_array
 
 from envs.elastic.session import Allocation, ElasticSession
+from planner.search.quiet_stdout import quiet_stdout
 
 __all__ = ["ArenaLike", "Assignment"]
 
@@ -103,17 +104,18 @@ def _solve(options: _Options, gain: Floats, jobs: int, capacity: Index) -> Index
         (options.degree.astype(float), (options.kind, column)),
         shape=(len(capacity), count),
     )
-    found = milp(
-        -gain,
-        constraints=[
-            LinearConstraint(one, ub=np.ones(jobs)),
-            LinearConstraint(room, ub=capacity.astype(float)),
-        ],
-        integrality=np.ones(count),
-        bounds=(0.0, 1.0),
-        # A limit of time would make decisions depend on the machine.
-        options={"mip_rel_gap": 0.01, "node_limit": 1000},
-    )
+    with quiet_stdout():
+        found = milp(
+            -gain,
+            constraints=[
+                LinearConstraint(one, ub=np.ones(jobs)),
+                LinearConstraint(room, ub=capacity.astype(float)),
+            ],
+            integrality=np.ones(count),
+            bounds=(0.0, 1.0),
+            # A limit of time would make decisions depend on the machine.
+            options={"mip_rel_gap": 0.01, "node_limit": 1000},
+        )
     if found.x is None:
         return np.zeros(0, dtype=np.int64)
     return np.flatnonzero(found.x > 0.5)

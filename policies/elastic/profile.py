@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.simulate.compiled import inner
+from planner.simulate.compiled import inlined, inner
 
-__all__ = ["Profile", "add_runs", "find", "merge", "merge_runs", "split", "without"]
+__all__ = ["Profile", "find", "merge", "split", "with_plan"]
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -53,38 +53,6 @@ def split(times: Floats, free: Index, count: int, at: float) -> int:
 
 
 @inner
-def _add(
-    times: Floats, free: Index, count: int, start: float, end: float, devices: int
-) -> int:
-    """Add devices from a time to another; return the number of breakpoints."""
-    if devices == 0 or end <= start:
-        return count
-    count = split(times, free, count, start)
-    count = split(times, free, count, end)
-    for index in range(find(times, count, start), find(times, count, end)):
-        free[index] += devices
-    return count
-
-
-@inner
-def add_runs(
-    times: Floats,
-    free: Index,
-    count: int,
-    starts: Floats,
-    devices: Index,
-    runs: int,
-    sign: int,
-) -> int:
-    """Add a plan's devices, or take them away; return the number of breakpoints."""
-    for run in range(runs - 1):
-        count = _add(
-            times, free, count, starts[run], starts[run + 1], sign * devices[run]
-        )
-    return count
-
-
-@inner
 def merge(times: Floats, free: Index, count: int, at: float) -> int:
     """Drop a breakpoint at which nothing changes; return how many are left."""
     where = find(times, count, at)
@@ -95,52 +63,50 @@ def merge(times: Floats, free: Index, count: int, at: float) -> int:
     return count - 1
 
 
-@inner
-def merge_runs(
-    times: Floats, free: Index, count: int, starts: Floats, runs: int
-) -> int:
-    """Drop breakpoints of a plan at which nothing changes; return how many are left."""
-    for run in range(runs):
-        count = merge(times, free, count, starts[run])
-    return count
-
-
-@inner
-def without(
+@inlined
+def with_plan(
     profile: Profile,
     count: int,
     starts: Floats,
     devices: Index,
     runs: int,
+    sign: int,
     until: float,
     found: Profile,
 ) -> int:
-    """Write a profile without a plan, up to a time; return its breakpoints there.
+    """Write a profile with a plan's devices, up to a time; return its breakpoints.
 
     Args:
-        profile: The profile.
+        profile: The profile; the free devices change at each breakpoint.
         count: Number of its breakpoints.
         starts: Beginnings of the plan's runs.
         devices: Devices in them.
         runs: Number of them.
+        sign: 1 to add the devices, -1 to take them away.
         until: The time.
-        found: The profile without the plan; written.
+        found: The profile with them; written.
     """
     times, free = profile
-    index, run, kept = 0, 0, 0
-    base, held = 0, 0
-    while True:
-        at = times[index] if index < count else np.inf
-        if run < runs:
-            at = min(at, starts[run])
-        if at >= until:
-            return kept
-        if index < count and times[index] == at:
-            base = free[index]
+    index, kept, held, last = 0, 0, 0, find(times, count, until)
+    for run in range(runs + 1):
+        end = last
+        if run < runs and starts[run] < until:
+            end = find(times, last, starts[run])
+        # Slices spare a look at each index for being below 0.
+        copied_at, copied = found.times[kept:], found.free[kept:]
+        from_at, from_free = times[index:end], free[index:end]
+        for at in range(len(from_at)):
+            copied_at[at] = from_at[at]
+        for at in range(len(from_free)):
+            copied[at] = from_free[at] + held
+        kept, index = kept + end - index, end
+        if run == runs or starts[run] >= until:
+            break
+        held = sign * devices[run]
+        if index < last and times[index] == starts[run]:
             index += 1
-        if run < runs and starts[run] == at:
-            held = devices[run]
-            run += 1
-        if kept == 0 or found.free[kept - 1] != base + held:
-            found.times[kept], found.free[kept] = at, base + held
+        value = free[index - 1] + held
+        if kept == 0 or found.free[kept - 1] != value:
+            found.times[kept], found.free[kept] = starts[run], value
             kept += 1
+    return kept

@@ -11,332 +11,30 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.simulate.compiled import compiled, inner
-from policies.elastic.profile import (
-    Profile,
-    add_runs,
-    find,
-    merge,
-    merge_runs,
-    split,
-    without,
-)
+from planner.simulate.compiled import compiled, inlined, inner
+from policies.elastic.profile import Profile, find, merge, split, with_plan
 
 __all__ = [
+    "BREAKPOINTS",
     "Jobs",
     "Plans",
+    "Reach",
+    "copied",
     "earliest_deadline_plans",
-    "expand_shares",
+    "largest_level",
     "minimum_shares",
+    "reach_of",
+    "share",
+    "slot_end",
+    "taken_in_turn",
 ]
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
-#: Jobs, and jobs times free devices, up to which the expansion of shares looks at all
-#: jobs anew.
-_JOBS, _EXACT = 256, 100_000
-
-
-@inner
-def _aligned(now: float, time: float, slot: float) -> float:
-    if slot <= 0.0:
-        return time
-    end: float = now + np.ceil((time - now) / slot - 1e-9) * slot
-    return end
-
-
-@inner
-def _level(usable: Index, fits: Index, level: int, devices: int) -> int:
-    """Return the largest level up to one at which a job runs on some devices, or -1.
-
-    Args:
-        usable: Largest level up to each at which the job runs, from level -1 on.
-        fits: Largest level that each number of devices suffices for.
-    """
-    found: int = usable[min(level, fits[devices]) + 1]
-    return found
-
-
-@inner
-def _fits(degrees: Index, capacity: int) -> Index:
-    """Return the largest level of each number of devices; -1 for none."""
-    found, level = np.empty(capacity + 1, np.int64), -1
-    for devices in range(capacity + 1):
-        while level + 1 < len(degrees) and degrees[level + 1] <= devices:
-            level += 1
-        found[devices] = level
-    return found
-
-
-@inner
-def _usable(rates: Floats) -> Index:
-    """Return the largest level up to each at which each job runs; -1 for none.
-
-    Shape [jobs, levels + 1], from level -1 on.
-    """
-    found = np.full((rates.shape[0], rates.shape[1] + 1), -1, np.int64)
-    for job in range(rates.shape[0]):
-        for level in range(rates.shape[1]):
-            runs = rates[job, level] > 0.0
-            found[job, level + 1] = level if runs else found[job, level]
-    return found
-
-
-@inner
-def _spans(
-    times: Floats,
-    free: Index,
-    start: int,
-    last: int,
-    due: float,
-    fits: Index,
-    levels: int,
-) -> Floats:
-    """Return for how long the free devices suffice for each level, from -1 on."""
-    found = np.zeros(levels + 1)
-    for index in range(start, last):
-        until = due if index == last - 1 else times[index + 1]
-        found[fits[free[index]] + 1] += until - times[index]
-    return found
-
-
-@inner
-def _most(spans: Floats, rates: Floats, usable: Index, level: int) -> float:
-    """Return the iterations of a job that has a level, or less, whenever it can."""
-    done = 0.0
-    for fit in range(len(spans)):
-        at = usable[min(level + 1, fit)]
-        if at >= 0:
-            done += spans[fit] * rates[at]
-    return done
-
-
-@inner
-def _lowest(
-    times: Floats,
-    free: Index,
-    start: int,
-    last: int,
-    left: float,
-    due: float,
-    fits: Index,
-    rates: Floats,
-    usable: Index,
-    levels: int,
-) -> tuple[int, int]:
-    """Find the lowest level that suffices, and the latest breakpoint to start it at.
-
-    Returns:
-        The level and the breakpoint; -1 twice if no level suffices.
-    """
-    if last <= start:
-        return -1, -1
-    spans, fastest = np.zeros(0), 0.0
-    for level in range(levels):
-        fastest = max(fastest, rates[level])
-        most = fastest * (due - times[start])
-        if len(spans):
-            most = _most(spans, rates, usable, level)
-        if most < left * (1.0 - 1e-9):
-            continue
-        done = 0.0
-        for index in range(last - 1, start - 1, -1):
-            at = _level(usable, fits, level, free[index])
-            if at < 0:
-                continue
-            until = due if index == last - 1 else times[index + 1]
-            done += (until - times[index]) * rates[at]
-            if done >= left:
-                return level, index
-        if not len(spans):
-            spans = _spans(times, free, start, last, due, fits, len(rates))
-    return -1, -1
-
-
-@inner
-def _use(
-    times: Floats,
-    free: Index,
-    count: int,
-    start: int,
-    last: int,
-    left: float,
-    due: float,
-    degrees: Index,
-    fits: Index,
-    rates: Floats,
-    usable: Index,
-    level: int,
-    since: int,
-    plan: Index,
-) -> float:
-    """Write the degrees of a job: a level from a breakpoint on, one less before.
-
-    Args:
-        last: Breakpoint of the end of the slot in which the job is due.
-        since: The breakpoint from which it has the level.
-    Returns:
-        The end.
-    """
-    for index in range(start, count):
-        most = level if index >= since else level - 1
-        at = _level(usable, fits, most, free[index])
-        if at < 0:
-            continue
-        plan[index] = degrees[at]
-        until = np.inf if index == count - 1 else times[index + 1]
-        if index == last - 1:
-            until = due
-        if left <= (until - times[index]) * rates[at]:
-            end: float = times[index] + left / rates[at]
-            return end
-        left -= (until - times[index]) * rates[at]
-        if index == last - 1 and left <= 1e-9 * rates[at]:
-            return due
-    return np.inf
-
-
-@inner
-def _share(
-    times: Floats,
-    free: Index,
-    count: int,
-    last: int,
-    left: float,
-    due: float,
-    degrees: Index,
-    fits: Index,
-    rates: Floats,
-    usable: Index,
-    levels: int,
-    forced: int,
-    plan: Index,
-) -> tuple[float, bool]:
-    """Plan the smallest share of devices with which a job meets its deadline.
-
-    The job gets the lowest level with which it ends by the deadline, from as late as
-    that suffices, and one level less before. If no level does, it gets all it can use,
-    and so too after its deadline.
-
-    Args:
-        last: Breakpoint of the end of the slot in which the job is due; 0 if late. With
-            no more breakpoints than that, a job that does not end in time has no
-            end.
-        forced: Level that it has until the first breakpoint; -1 for none.
-        plan: Devices from each breakpoint on; written.
-    Returns:
-        The end, and whether it is by the deadline.
-    """
-    now, start = times[0], 0
-    plan[:count] = 0
-    if forced >= 0:
-        plan[0] = degrees[forced]
-        length = np.inf if count == 1 else times[1] - now
-        if last == 1:
-            length = due - now
-        if left <= length * rates[forced]:
-            end = now + left / rates[forced]
-            return end, end <= due
-        left -= length * rates[forced]
-        start = 1
-    runs = (fits, rates, usable)
-    level, since = _lowest(times, free, start, last, left, due, *runs, levels)
-    met = level >= 0
-    if not met:
-        level, since = levels - 1, start
-    what = (left, due, degrees, *runs, level, since, plan)
-    end = _use(times, free, count, start, last, *what)
-    return end, met
-
-
-@inner
-def _until(now: float, due: float, slot: float) -> float:
-    """Return the end of the slot in which a job is due; now if it is late."""
-    return _aligned(now, due, slot) if due > now else now
-
-
-@inner
-def _keep(
-    times: Floats,
-    count: int,
-    plan: Index,
-    end: float,
-    starts: Floats,
-    devices: Index,
-) -> int:
-    """Write a plan as runs of equal degree, the last of 0 from its end on."""
-    runs = 0
-    for index in range(count):
-        if times[index] >= end:
-            break
-        if runs == 0 or devices[runs - 1] != plan[index]:
-            starts[runs], devices[runs] = times[index], plan[index]
-            runs += 1
-    starts[runs], devices[runs] = end, 0
-    return runs + 1
-
-
-@inner
-def _device_s(starts: Floats, devices: Index, runs: int) -> float:
-    total = 0.0
-    for run in range(runs - 1):
-        total += devices[run] * (starts[run + 1] - starts[run])
-    return total
-
-
-@compiled
-def minimum_shares(
-    now: float,
-    capacity: int,
-    slot: float,
-    left: Floats,
-    due: Floats,
-    degrees: Index,
-    rates: Floats,
-    levels: Index,
-    starts: Floats,
-    devices: Index,
-    runs: Index,
-    times: Floats,
-    free: Index,
-) -> tuple[int, bool]:
-    """Plan the minimum satisfactory share of each job, in the order given.
-
-    Args:
-        now: Time.
-        capacity: Devices.
-        slot: Length of a slot; 0 for none.
-        left: Iterations left of each job. Shape [jobs].
-        due: Deadlines. Shape [jobs].
-        degrees: Levels of degree, ascending. Shape [levels].
-        rates: Iterations per second. Shape [jobs, levels].
-        levels: Levels that each job can use. Shape [jobs].
-        starts: Breakpoints of the plans; written. Shape [jobs, runs].
-        devices: Devices from each; written. Shape [jobs, runs].
-        runs: Number of them; written. Shape [jobs].
-        times: Breakpoints of the profile; written.
-        free: Free devices from each; written.
-    Returns:
-        Number of breakpoints of the profile, and whether all jobs meet their deadlines.
-    """
-    times[0], free[0] = now, capacity
-    count, met = 1, True
-    plan = np.zeros(len(times), np.int64)
-    fits, usable = _fits(degrees, capacity), _usable(rates)
-    for job in range(len(left)):
-        until = _until(now, due[job], slot)
-        count = split(times, free, count, until)
-        last = find(times, count, until)
-        need = (left[job], due[job], degrees, fits, rates[job], usable[job])
-        end, ok = _share(times, free, count, last, *need, levels[job], -1, plan)
-        met = met and ok
-        end = _aligned(now, end, slot)
-        runs[job] = _keep(times, count, plan, end, starts[job], devices[job])
-        count = add_runs(times, free, count, starts[job], devices[job], runs[job], -1)
-        count = merge_runs(times, free, count, starts[job], runs[job])
-        count = merge(times, free, count, until)
-    return count, met
+#: Breakpoints that arrays have room for: for each job, and besides.
+BREAKPOINTS = (6, 64)
 
 
 class Jobs(NamedTuple):
@@ -385,187 +83,457 @@ class Plans(NamedTuple):
     runs: Index
 
 
-@inner
-def _trial(
-    slot: float,
-    jobs: Jobs,
-    reach: Reach,
-    plans: Plans,
-    job: int,
-    forced: int,
-    profile: Profile,
-    count: int,
-    trial: Profile,
-    plan: Index,
-    starts: Floats,
-    devices: Index,
-) -> int:
-    """Plan a job anew with a degree until the first breakpoint; return its runs.
+@inlined
+def _aligned(now: float, time: float, slot: float) -> float:
+    if slot <= 0.0:
+        return time
+    end: float = now + np.ceil((time - now) / slot - 1e-9) * slot
+    return end
+
+
+@inlined
+def largest_level(usable: Index, fits: Index, level: int, devices: int) -> int:
+    """Return the largest level up to one at which a job runs on some devices, or -1.
 
     Args:
-        profile: The profile with the job's present plan.
-        count: Number of its breakpoints.
-        trial: Room for a profile; written.
-        plan: Room for a plan; written.
-        starts: Beginnings of the new plan's runs; written.
-        devices: Devices in them; written.
+        usable: Largest level up to each at which the job runs, from level -1 on.
+        fits: Largest level that each number of devices suffices for.
     """
-    now, due = profile.times[0], jobs.due[job]
-    times, free = trial
-    held = (plans.starts[job], plans.devices[job], plans.runs[job])
-    runs = (reach.fits, jobs.rates[job], reach.usable[job], jobs.levels[job])
-    need = (jobs.left[job], due, jobs.degrees, *runs, forced, plan)
-    until, end = _until(now, due, slot), np.inf
-    # Most jobs end in time, and need no look at what comes after.
-    size = without(profile, count, *held, until, trial)
-    if until > now:
-        end, _ = _share(times, free, size, size, *need)
-    if end == np.inf:
-        size = without(profile, count, *held, np.inf, trial)
-        size = split(times, free, size, until)
-        last = find(times, size, until)
-        end, _ = _share(times, free, size, last, *need)
-    end = _aligned(now, end, slot)
-    return _keep(times, size, plan, end, starts, devices)
-
-
-@inner
-def _replace(
-    plans: Plans,
-    job: int,
-    runs: int,
-    starts: Floats,
-    devices: Index,
-    profile: Profile,
-    count: int,
-) -> int:
-    """Give a job another plan; return the number of breakpoints of the profile."""
-    times, free = profile
-    held = (plans.starts[job], plans.devices[job], plans.runs[job])
-    count = add_runs(times, free, count, *held, 1)
-    count = add_runs(times, free, count, starts, devices, runs, -1)
-    count = merge_runs(times, free, count, plans.starts[job], plans.runs[job])
-    count = merge_runs(times, free, count, starts, runs)
-    plans.runs[job] = runs
-    plans.starts[job, :runs] = starts[:runs]
-    plans.devices[job, :runs] = devices[:runs]
-    return count
-
-
-@inner
-def _next_level(jobs: Jobs, reach: Reach, job: int, held: int) -> int:
-    """Return the level above that of the devices that a job has now."""
-    rates, levels = jobs.rates[job], jobs.levels[job]
-    level: int = _level(reach.usable[job], reach.fits, levels - 1, held) + 1
-    # A large model runs on no few devices.
-    while level < levels and rates[level] == 0.0:
-        level += 1
-    return level
-
-
-@inner
-def _look(
-    jobs: Jobs,
-    reach: Reach,
-    plans: Plans,
-    job: int,
-    now: float,
-    capacity: int,
-    held: Index,
-    above: Index,
-    more: Index,
-) -> None:
-    """Write the devices of a job now, its next level, and the devices that it adds."""
-    held[job] = plans.devices[job, 0] if plans.starts[job, 0] == now else 0
-    above[job] = _next_level(jobs, reach, job, held[job])
-    if above[job] < jobs.levels[job]:
-        more[job] = jobs.degrees[above[job]] - held[job]
-    else:
-        more[job] = capacity + 1
-
-
-@inner
-def _has_room(count: int, runs: Index, longest: int, size: int) -> bool:
-    """Return True if arrays have room for a plan; ``longest`` is at least the most."""
-    if count + 8 + longest < size:
-        return True
-    found: bool = count + 8 + runs.max() < size
+    found: int = usable[min(level, fits[devices]) + 1]
     return found
 
 
 @inner
-def _cheapest(gain: Floats, more: Index, free: int) -> int:
-    """Return the job of least gain whose next level free devices suffice for, or -1."""
-    best = -1
-    for job in range(len(gain)):
-        if more[job] <= free and (best < 0 or gain[job] < gain[best]):
-            best = job
-    return best
+def _fits(degrees: Index, capacity: int) -> Index:
+    """Return the largest level of each number of devices; -1 for none."""
+    found, level = np.empty(capacity + 1, np.int64), -1
+    for devices in range(capacity + 1):
+        while level + 1 < len(degrees) and degrees[level + 1] <= devices:
+            level += 1
+        found[devices] = level
+    return found
+
+
+@inner
+def _usable(rates: Floats) -> Index:
+    """Return the largest level up to each at which each job runs; -1 for none.
+
+    Shape [jobs, levels + 1], from level -1 on.
+    """
+    found = np.full((rates.shape[0], rates.shape[1] + 1), -1, np.int64)
+    for job in range(rates.shape[0]):
+        for level in range(rates.shape[1]):
+            runs = rates[job, level] > 0.0
+            found[job, level + 1] = level if runs else found[job, level]
+    return found
+
+
+@inner
+def reach_of(jobs: Jobs, capacity: int) -> Reach:
+    """Return the levels that devices suffice for, and at which jobs run."""
+    return Reach(_fits(jobs.degrees, capacity), _usable(jobs.rates))
+
+
+@inlined
+def _spans(
+    times: Floats,
+    free: Index,
+    start: int,
+    last: int,
+    due: float,
+    fits: Index,
+    levels: int,
+) -> Floats:
+    """Return for how long the free devices suffice for each level, from -1 on."""
+    found = np.zeros(levels + 1)
+    for index in range(start, last):
+        until = due if index == last - 1 else times[index + 1]
+        found[fits[free[index]] + 1] += until - times[index]
+    return found
+
+
+@inlined
+def _most(spans: Floats, rates: Floats, usable: Index, level: int) -> float:
+    """Return the iterations of a job that has a level, or less, whenever it can."""
+    done = 0.0
+    for fit in range(len(spans)):
+        at = usable[min(level + 1, fit)]
+        if at >= 0:
+            done += spans[fit] * rates[at]
+    return done
+
+
+@inlined
+def _lowest(
+    times: Floats,
+    free: Index,
+    start: int,
+    last: int,
+    left: float,
+    due: float,
+    degrees: Index,
+    fits: Index,
+    rates: Floats,
+    usable: Index,
+    levels: int,
+) -> tuple[int, int]:
+    """Find the lowest level that suffices, and the latest breakpoint to start it at.
+
+    Returns:
+        The level and the breakpoint; -1 twice if no level suffices.
+    """
+    if last <= start:
+        return -1, -1
+    spans, fastest = np.zeros(0), 0.0
+    for level in range(levels):
+        fastest = max(fastest, rates[level])
+        most = fastest * (due - times[start])
+        if len(spans):
+            most = _most(spans, rates, usable, level)
+        if most < left * (1.0 - 1e-9):
+            continue
+        done, top, enough = 0.0, usable[level + 1], degrees[level]
+        for index in range(last - 1, start - 1, -1):
+            # Most of the time there is room for it.
+            at = top if free[index] >= enough else usable[fits[free[index]] + 1]
+            if at < 0:
+                continue
+            until = due if index == last - 1 else times[index + 1]
+            done += (until - times[index]) * rates[at]
+            if done >= left:
+                return level, index
+        if not len(spans):
+            spans = _spans(times, free, start, last, due, fits, len(rates))
+    return -1, -1
+
+
+@inlined
+def _use(
+    times: Floats,
+    free: Index,
+    count: int,
+    start: int,
+    last: int,
+    left: float,
+    due: float,
+    degrees: Index,
+    fits: Index,
+    rates: Floats,
+    usable: Index,
+    level: int,
+    since: int,
+    starts: Floats,
+    devices: Index,
+    runs: int,
+) -> tuple[float, int, int]:
+    """Write the runs of a job: a level from a breakpoint on, one less before.
+
+    Args:
+        last: Breakpoint of the end of the slot in which the job is due.
+        since: The breakpoint from which it has the level.
+    Returns:
+        The end, the breakpoint after it, and the number of runs.
+    """
+    held = -1 if runs == 0 else devices[runs - 1]
+    if start < since and usable[level] < 0:
+        # It runs at no less, and waits.
+        if held != 0:
+            starts[runs], devices[runs] = times[start], 0
+            held, runs = 0, runs + 1
+        start = since
+    most = level if start >= since else level - 1
+    for index in range(start, count):
+        if index == since:
+            most = level
+        if most >= 0 and free[index] >= degrees[most]:
+            at = usable[most + 1]
+        else:
+            at = largest_level(usable, fits, most, free[index])
+        degree = 0 if at < 0 else degrees[at]
+        if degree != held:
+            starts[runs], devices[runs] = times[index], degree
+            held, runs = degree, runs + 1
+        if at < 0:
+            continue
+        until = np.inf if index == count - 1 else times[index + 1]
+        if index == last - 1:
+            until = due
+        if left <= (until - times[index]) * rates[at]:
+            return times[index] + left / rates[at], index + 1, runs
+        left -= (until - times[index]) * rates[at]
+        if index == last - 1 and left <= 1e-9 * rates[at]:
+            return due, index + 1, runs
+    return np.inf, count, runs
+
+
+@inner
+def share(
+    slot: float,
+    times: Floats,
+    free: Index,
+    count: int,
+    last: int,
+    left: float,
+    due: float,
+    degrees: Index,
+    rates: Floats,
+    levels: int,
+    fits: Index,
+    usable: Index,
+    forced: int,
+    bound: float,
+    starts: Floats,
+    devices: Index,
+) -> tuple[float, bool, int]:
+    """Plan the smallest share of devices with which a job meets its deadline.
+
+    The job gets the lowest level with which it ends by the deadline, from as late as
+    that suffices, and one level less before. If no level does, it gets all it can use,
+    and so too after its deadline. The last run has no devices and begins at the end.
+
+    Args:
+        last: Breakpoint of the end of the slot in which the job is due; 0 if late. With
+            no more breakpoints than that, a job that does not end in time has no
+            end.
+        forced: Level that it has until the first breakpoint; -1 for none.
+        bound: Time at which the breakpoints end.
+        starts: Beginnings of the runs of equal degree; written.
+        devices: Devices in them; written.
+    Returns:
+        The end, whether it is by the deadline, and the number of runs.
+    """
+    start, runs, end, after = 0, 0, np.inf, 0
+    if forced >= 0:
+        starts[0], devices[0], runs = times[0], degrees[forced], 1
+        length = np.inf if count == 1 else times[1] - times[0]
+        if last == 1:
+            length = due - times[0]
+        if left <= length * rates[forced]:
+            end, after = times[0] + left / rates[forced], 1
+        left -= length * rates[forced]
+        start = 1
+    met = end <= due
+    if end == np.inf:
+        what = (times, free, start, last, left, due, degrees, fits, rates)
+        level, since = _lowest(*what, usable, levels)
+        met = level >= 0
+        if not met:
+            level, since = levels - 1, start
+        where = (times, free, count, start, last, left, due, degrees, fits, rates)
+        written = (starts, devices, runs)
+        end, after, runs = _use(*where, usable, level, since, *written)
+    end = _aligned(times[0], end, slot)
+    # An end at a whole slot can be before a breakpoint by rounding, or after the next.
+    while runs > 0 and starts[runs - 1] >= end:
+        runs -= 1
+    rest = times[after] if after < count else bound
+    if rest < end and (runs == 0 or devices[runs - 1] != 0):
+        starts[runs], devices[runs], runs = rest, 0, runs + 1
+    starts[runs], devices[runs] = end, 0
+    return end, met, runs + 1
+
+
+@inlined
+def slot_end(now: float, due: float, slot: float) -> float:
+    """Return the end of the slot in which a job is due; now if it is late."""
+    return _aligned(now, due, slot) if due > now else now
+
+
+@inlined
+def _reserve(
+    slot: float,
+    jobs: Jobs,
+    reach: Reach,
+    job: int,
+    profile: Profile,
+    count: int,
+    found: Profile,
+    starts: Floats,
+    devices: Index,
+) -> tuple[int, int, bool]:
+    """Write a profile without the smallest share of a job.
+
+    Returns:
+        Number of breakpoints of the profile, runs of the plan, and whether the job
+        meets its deadline.
+    """
+    times, free = profile
+    until, end, met, runs = slot_end(times[0], jobs.due[job], slot), np.inf, False, 0
+    need = (jobs.left[job], jobs.due[job], jobs.degrees, jobs.rates[job])
+    able = (jobs.levels[job], reach.fits, reach.usable[job], -1)
+    last = find(times, count, until)
+    if last > 0:
+        where = (slot, times, free, last, last)
+        end, met, runs = share(*where, *need, *able, until, starts, devices)
+    late = end == np.inf
+    if late:
+        count = split(times, free, count, until)
+        last = find(times, count, until)
+        where = (slot, times, free, count, last)
+        end, met, runs = share(*where, *need, *able, np.inf, starts, devices)
+    count = with_plan(profile, count, starts, devices, runs, -1, np.inf, found)
+    if late:
+        count = merge(found.times, found.free, count, until)
+    return count, runs, met
 
 
 @compiled
-def expand_shares(
-    slot: float,
-    capacity: int,
-    jobs: Jobs,
-    plans: Plans,
-    profile: Profile,
-    count: int,
-    sign: float,
-) -> None:
-    """Give the devices that are free now, one level at a time, by diminishing returns.
-
-    A job without devices comes first; else that whose device-seconds grow least each.
-    With more than ``_JOBS`` jobs, or ``_EXACT`` jobs times free devices, only the job
-    that seems best is looked at anew after each level (Minoux 1978), not all.
+def minimum_shares(
+    now: float, capacity: int, slot: float, jobs: Jobs, plans: Plans, profile: Profile
+) -> tuple[int, bool]:
+    """Plan the minimum satisfactory share of each job, in the order given.
 
     Args:
-        slot: Length of a slot; 0 for none.
+        now: Time.
         capacity: Devices.
+        slot: Length of a slot; 0 for none.
         jobs: The jobs.
-        plans: Their plans, of :func:`minimum_shares`; changed.
-        profile: The free devices; changed.
-        count: Number of breakpoints of the profile.
-        sign: 1 to take the job whose device-seconds grow least, -1 the most.
+        plans: Their plans; written.
+        profile: The free devices; written.
+    Returns:
+        Number of breakpoints of the profile, and whether all jobs meet their deadlines.
     """
-    times, free = profile
-    starts, devices, runs = plans
-    plan = np.zeros(len(times), np.int64)
-    trial = Profile(times.copy(), free.copy())
-    new_starts, new_devices = starts[0].copy(), devices[0].copy()
-    reach = Reach(_fits(jobs.degrees, capacity), _usable(jobs.rates))
-    # Devices that each job has now, its next level, and the devices that it adds.
-    held, above = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
-    more = np.zeros(len(runs), np.int64)
-    for job in range(len(runs)):
-        _look(jobs, reach, plans, job, times[0], capacity, held, above, more)
-    # Device-seconds that a job's next level costs each, and whether that is of now.
-    gain, fresh = np.full(len(runs), -np.inf), np.zeros(len(runs), np.bool_)
-    lazy = len(runs) > _JOBS or len(runs) * free[0] > _EXACT
-    # A plan adds few breakpoints; those that the arrays have no room for, none.
-    longest = runs.max()
-    while free[0] > 0 and _has_room(count, runs, longest, len(times)):
-        best = _cheapest(gain, more, free[0])
-        if best < 0:
-            break
-        what = (profile, count, trial, plan, new_starts, new_devices)
-        new = _trial(slot, jobs, reach, plans, best, above[best], *what)
-        if held[best] > 0 and not fresh[best]:
-            grown = _device_s(new_starts, new_devices, new)
-            grown -= _device_s(starts[best], devices[best], runs[best])
-            gain[best] = sign * grown / more[best]
-            if lazy and count > 1:
-                # A job is tried with a level until the first breakpoint.
-                gain[best] /= times[1] - times[0]
-            fresh[best] = True
+    one, other = profile, Profile(profile.times.copy(), profile.free.copy())
+    one.times[0], one.free[0] = now, capacity
+    count, met = 1, True
+    reach = reach_of(jobs, capacity)
+    for job in range(len(jobs.left)):
+        row = (other, plans.starts[job], plans.devices[job])
+        made = _reserve(slot, jobs, reach, job, one, count, *row)
+        count, plans.runs[job], ok = made
+        met, one, other = met and ok, other, one
+    copied(one, count, profile)
+    return count, met
+
+
+@inlined
+def copied(profile: Profile, count: int, found: Profile) -> int:
+    """Copy a profile to another; return the number of its breakpoints."""
+    for index in range(count):
+        found.times[index] = profile.times[index]
+        found.free[index] = profile.free[index]
+    return count
+
+
+class Turns(NamedTuple):
+    """Profiles before new jobs that are still to be tried, and those of a trial.
+
+    Attributes:
+        times: Breakpoints. Shape [2, new jobs, breakpoints].
+        free: Free devices. Shape [2, new jobs, breakpoints].
+        counts: Number of breakpoints. Shape [2, new jobs].
+        side: The first index of each that is not of a trial. Shape [new jobs].
+        met: Whether the jobs before meet their deadlines. Shape [new jobs].
+        place: New job that each job is; -1 for none that is to be tried. Shape [jobs].
+        planned: Jobs that have plans. Shape [jobs].
+    """
+
+    times: Floats
+    free: Index
+    counts: Index
+    side: Index
+    met: Flags
+    place: Index
+    planned: Flags
+
+
+@inlined
+def _follow(
+    slot: float,
+    jobs: Jobs,
+    reach: Reach,
+    turns: Turns,
+    first: int,
+    count: int,
+    last: bool,
+    one: Profile,
+    other: Profile,
+    starts: Floats,
+    devices: Index,
+) -> bool:
+    """Plan jobs from one on; return whether all of them meet their deadlines.
+
+    Args:
+        count: Number of breakpoints of the profile.
+        last: Whether to end at the first that does not.
+        one: The profile before them; changed.
+        other: Room for a profile.
+        starts: Room for runs of a plan.
+        devices: Room for them.
+    """
+    met = True
+    for job in range(first, len(jobs.left)):
+        new = turns.place[job]
+        if turns.planned[job]:
+            what = (slot, jobs, reach, job, one, count, other, starts, devices)
+            count, _, ok = _reserve(*what)
+            met, one, other = met and ok, other, one
+            if last and not met:
+                return False
+        elif new >= 0:
+            side = 1 - turns.side[new]
+            room = Profile(turns.times[side, new], turns.free[side, new])
+            turns.counts[side, new] = copied(one, count, room)
+            if not last:
+                turns.met[new] = met
+    return met
+
+
+@compiled
+def taken_in_turn(
+    now: float, capacity: int, slot: float, jobs: Jobs, order: Index
+) -> Flags:
+    """Take each new job if all that are taken then meet their deadlines.
+
+    A trial begins behind the jobs that are due before the new one, as these keep their
+    plans: the profile there is kept for each new job that is still to come.
+
+    Args:
+        now: Time.
+        capacity: Devices.
+        slot: Length of a slot; 0 for none.
+        jobs: Jobs that were promised before, and new ones, the earliest deadline first.
+        order: The new ones, in the order in which they are tried. Shape [new jobs].
+    Returns:
+        Whether each new job is taken. Shape [new jobs].
+    """
+    number, new = len(jobs.left), len(order)
+    size = BREAKPOINTS[0] * number + BREAKPOINTS[1]
+    reach = reach_of(jobs, capacity)
+    one = Profile(np.empty(size), np.empty(size, np.int64))
+    other = Profile(np.empty(size), np.empty(size, np.int64))
+    work = (one, other, np.empty(size), np.empty(size, np.int64))
+    place, taken = np.full(number, -1), np.zeros(new, np.bool_)
+    place[order] = np.arange(new)
+    turns = Turns(
+        np.empty((2, new, size)),
+        np.empty((2, new, size), np.int64),
+        np.zeros((2, new), np.int64),
+        np.ones(new, np.int64),
+        np.zeros(new, np.bool_),
+        place,
+        place < 0,
+    )
+    one.times[0], one.free[0] = now, capacity
+    # Here that does not matter: a new job can change the plans of those due after it.
+    _follow(slot, jobs, reach, turns, 0, 1, False, *work)
+    turns.side[:] = 0
+    for tried in range(new):
+        first, side = order[tried], turns.side[tried]
+        place[first] = -1
+        if not turns.met[tried]:
             continue
-        count = _replace(plans, best, new, new_starts, new_devices, profile, count)
-        longest = max(longest, new)
-        _look(jobs, reach, plans, best, times[0], capacity, held, above, more)
-        fresh[:] = False
-        gain[best] = -np.inf
-        if not lazy:
-            gain[:] = -np.inf
+        turns.planned[first] = True
+        kept = Profile(turns.times[side, tried], turns.free[side, tried])
+        count = copied(kept, turns.counts[side, tried], one)
+        if not _follow(slot, jobs, reach, turns, first, count, True, *work):
+            turns.planned[first] = False
+            continue
+        taken[tried] = True
+        for later in place[first:]:
+            if later >= 0:
+                turns.side[later], turns.met[later] = 1 - turns.side[later], True
+    return taken
 
 
 @compiled
@@ -598,7 +566,7 @@ def earliest_deadline_plans(
     for job in range(len(left)):
         rest, end = left[job], np.inf
         for index in range(count):
-            at = _level(usable[job], fits, levels[job] - 1, free[index])
+            at = largest_level(usable[job], fits, levels[job] - 1, free[index])
             plan[index] = 0 if at < 0 else degrees[at]
             if at < 0:
                 continue

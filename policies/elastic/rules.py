@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 
 from envs.elastic.session import Allocation, ElasticSession, Fate
 from planner.errors import StrategyError
+from policies.elastic.expansion import expand_shares
 from policies.elastic.profile import Profile
 from policies.elastic.reservations import (
+    BREAKPOINTS,
     Jobs,
     Plans,
     earliest_deadline_plans,
-    expand_shares,
     minimum_shares,
+    taken_in_turn,
 )
 
 __all__ = [
@@ -176,14 +178,27 @@ class ElasticFlow:
         self, session: ElasticSession, jobs: Index, new: Index, capacity: int
     ) -> tuple[Index, Index]:
         assert self._levels is not None
-        taken, declined = new[:0], new[:0]
-        for job in new:
-            trial = np.concatenate([jobs, taken, [job]])
-            if _Reservations(session, trial, capacity, self._levels).met:
-                taken = np.append(taken, job)
-            else:
-                declined = np.append(declined, job)
-        return taken, declined
+        every, needs = _by_deadline(session, np.append(jobs, new), self._levels)
+        order = np.argsort(every)[np.searchsorted(np.sort(every), new)]
+        what = (session.now_s, capacity, session.config.slot_s, needs, order)
+        taken = taken_in_turn(*what)
+        return new[taken], new[~taken]
+
+
+def _by_deadline(
+    session: ElasticSession, jobs: Index, levels: Levels
+) -> tuple[Index, Jobs]:
+    """Return jobs, the earliest deadline first, and what they need."""
+    trace = session.config.trace
+    jobs = jobs[np.argsort(trace.deadline_s[jobs], kind="stable")]
+    model = trace.model[jobs]
+    return jobs, Jobs(
+        left=session.left[jobs],
+        due=trace.deadline_s[jobs],
+        degrees=session.degrees,
+        rates=levels.rates[model],
+        levels=levels.top[model],
+    )
 
 
 class _Reservations:
@@ -192,55 +207,43 @@ class _Reservations:
     def __init__(
         self, session: ElasticSession, jobs: Index, capacity: int, levels: Levels
     ) -> None:
-        trace = session.config.trace
         self._session, self._capacity = session, capacity
-        self._jobs = jobs[np.argsort(trace.deadline_s[jobs], kind="stable")]
-        model = trace.model[self._jobs]
-        size, number = 6 * len(jobs) + 64, len(jobs)
-        self._times, self._free = np.zeros(size), np.zeros(size, dtype=np.int64)
+        self._jobs, self._needs = _by_deadline(session, jobs, levels)
+        number = len(jobs)
+        size = BREAKPOINTS[0] * number + BREAKPOINTS[1]
+        self._profile = Profile(np.zeros(size), np.zeros(size, dtype=np.int64))
         # Most of these is never written: memory that is not touched costs no time.
-        self._starts = np.empty((number, size))
-        self._devices = np.empty((number, size), dtype=np.int64)
-        self._runs = np.zeros(number, dtype=np.int64)
-        self._what = (
-            session.left[self._jobs],
-            trace.deadline_s[self._jobs],
-            session.degrees,
-            levels.rates[model],
-            levels.top[model],
-            self._starts,
-            self._devices,
-            self._runs,
-            self._times,
-            self._free,
+        self._plans = Plans(
+            np.empty((number, size)),
+            np.empty((number, size), dtype=np.int64),
+            np.zeros(number, dtype=np.int64),
         )
+        what = (self._needs, self._plans, self._profile)
         self._count, self.met = minimum_shares(
-            session.now_s, capacity, session.config.slot_s, *self._what
+            session.now_s, capacity, session.config.slot_s, *what
         )
 
     def expanded(self, taken: Index, declined: Index, sign: float) -> Allocation:
         """Return the decision, after the devices that are free now are given."""
         now_s = self._session.now_s
+        starts, devices, runs = self._plans
         if len(self._jobs):
-            what = self._what
             expand_shares(
                 self._session.config.slot_s,
                 self._capacity,
-                Jobs(*what[:5]),
-                Plans(*what[5:8]),
-                Profile(*what[8:]),
+                self._needs,
+                self._plans,
+                self._profile,
                 self._count,
                 sign,
             )
         next_s = np.inf
-        if len(self._jobs) and self._runs.max() > 2:
+        if len(self._jobs) and runs.max() > 2:
             # Plans leave restarts out: while a job stands still, the time at which it
             # frees its devices moves on as fast as the clock.
             ready_s = now_s + float(self._session.stall_s[self._jobs].max())
-            next_s = max(float(self._starts[self._runs > 2, 1].min()), ready_s)
-        held = np.where(
-            (self._starts[:, 0] <= now_s) & (self._runs > 1), self._devices[:, 0], 0
-        )
+            next_s = max(float(starts[runs > 2, 1].min()), ready_s)
+        held = np.where((starts[:, 0] <= now_s) & (runs > 1), devices[:, 0], 0)
         return Allocation(
             jobs=self._jobs,
             degree=held,

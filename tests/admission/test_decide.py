@@ -93,6 +93,20 @@ def test_occupied_devices_come_back_when_they_should() -> None:
     assert not admit(request("new", 100, 120.0), state(occupied=for_ever)).admitted
 
 
+def test_others_may_hold_devices_of_a_host_that_is_down() -> None:
+    busy = (OccupiedDevices(name="other", devices={"h0": 2}, until_s=50.0),)
+    down = tuple(
+        StateHost(name=name, device="gpu", devices=4, down=count)
+        for name, count in (("h0", 4), ("h1", 0))
+    )
+    both = state(hosts=2, occupied=busy).model_copy(update={"hosts": down})
+    made = admit(request("new", 100, 120.0), both)
+    assert set(made.reservation("new").segments[0].devices) == {"h1"}
+    held = state(running("old", 250, 400.0, h0=2), hosts=2, occupied=busy)
+    made = reschedule(held.model_copy(update={"hosts": down}))
+    assert set(made.reservation("old").segments[0].devices) == {"h1"}
+
+
 def test_a_job_is_spread_only_where_there_is_a_throughput_for_it() -> None:
     held = (OccupiedDevices(name="other", devices={"h0": 2, "h1": 2}),)
     new = request("new", 290, 110.0, min_degree=4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -236,3 +238,48 @@ def test_journals_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     again.close()
     with pytest.raises(JournalError, match="has no journal; name the folder"):
         Journal(tmp_path / "other", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("DROP TABLE launches", "its table launches has nothing"),
+        (
+            "ALTER TABLE jobs DROP COLUMN cause",
+            "its table jobs has broken, ended_s, failures",
+        ),
+        ("UPDATE jobs SET request='{'", "job a makes no sense"),
+        ("UPDATE jobs SET status='gone'", "job a makes no sense .status gone"),
+        ("UPDATE jobs SET left=-5", "-5.0 iterations left"),
+        ("UPDATE jobs SET left='few'", "job a makes no sense"),
+        ("UPDATE launches SET devices='[1]'", "launch mw-a-1 makes no sense"),
+        ("UPDATE launches SET job='b'", "mw-a-1 is of job b, which it does not have"),
+        ("UPDATE meta SET value='{' WHERE key='reservations'", "what was reserved"),
+    ],
+)
+def test_a_journal_that_makes_no_sense_launches_nothing(
+    tmp_path: Path, words: str, said: str
+) -> None:
+    _, journal, operator = _loop(tmp_path)
+    journal.submit(request("a", 300, 900.0, command=("train",)), 0.0)
+    operator.tick()
+    journal.close()
+    with contextlib.closing(sqlite3.connect(journal.path)) as base:
+        base.execute(words)
+        base.commit()
+    with pytest.raises(JournalError, match=f"is damaged.*{said}.*restore it"):
+        Journal(journal.folder, "slurm")
+
+
+def test_an_answer_of_other_types_is_a_problem_that_is_told(tmp_path: Path) -> None:
+    queue, journal, operator = _loop(tmp_path)
+    journal.submit(request("a", 300, 900.0, command=("train",)), 0.0)
+    known = queue.read
+    queue.read = lambda: tuple(None)
+    assert not operator.tick()
+    assert "answered what makes no sense (TypeError" in journal.events(1)[0]["text"]
+    assert not queue.entries
+    queue.read = known
+    assert operator.tick()
+    assert list(queue.entries) == ["mw-a-1"]
+    journal.close()

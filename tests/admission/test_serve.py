@@ -148,6 +148,17 @@ def test_a_queue_that_contradicts_the_journal_is_refused(serving: Serving) -> No
     assert "end it in the queue" in answer.stderr
 
 
+def test_one_look_at_a_queue_that_answers_nonsense_is_an_error(
+    serving: Serving,
+) -> None:
+    assert serving.run("--once").returncode == 0
+    (serving.folder / "bin" / "squeue").write_text("#!/bin/sh\necho '{\"jobs\": 0}'\n")
+    answer = serving.run("--once")
+    assert answer.returncode == 1
+    assert "slurm answered what makes no sense (TypeError" in answer.stderr
+    assert "run this again" in answer.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -74,6 +74,8 @@ def test_throughputs_of_plans(
     ("old", "new", "said"),
     [
         ("deadline_s: 30000", "deadline_s: 500", "deadline_s=500 is not after"),
+        ("deadline_s: 30000", "deadline_s: 1e300", "deadline_s: must be at most 1"),
+        ("deadline_s: 30000", "deadline_s: .nan", "is no finite number"),
         ("iterations: 40000", "iterations: -1", "field iterations: must be above 0"),
         ("model: llama3-8b", "model: llama4", "did you mean 'llama3-8b'?"),
         ("name: finetune", "name: Fine_Tune", "field name: "),
@@ -108,3 +110,14 @@ def test_wrong_tables_are_one_line(
     answer = ask(capsys, *words)
     assert answer.code == 1
     assert said in answer.error
+
+
+def test_a_table_that_is_no_csv_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("a" * 200_000)
+    words = ("admit", FOLDER / "job.yaml", *STATE, "--throughputs", table)
+    answer = ask(capsys, *words)
+    assert answer.code == 1
+    assert "field larger than field limit (131072); give a CSV file" in answer.error

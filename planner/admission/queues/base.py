@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from planner.errors import ExecutionError
+from planner.errors import ExecutionError, MeshwrightError
 from planner.schema.admission import OccupiedDevices, StateHost
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "as_json",
     "field_of",
     "occupied_by_others",
+    "read_queue",
 ]
 
 #: Launches of admission control have names that begin so.
@@ -244,6 +245,23 @@ def field_of(data: Any, where: str, *path: str) -> Any:
             )
         found = found[name]
     return found
+
+
+def read_queue(queue: Queue) -> Snapshot:
+    """Return the state of a queue, or refuse an answer that makes no sense.
+
+    Raises:
+        QueueError: If there is no answer, or none that makes sense.
+    """
+    try:
+        return queue.read()
+    except MeshwrightError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as no:
+        raise QueueError(
+            f"{queue.name} answered what makes no sense ({type(no).__name__}: {no}); "
+            f"is it another version? nothing is done till it answers otherwise"
+        ) from no
 
 
 def occupied_by_others(

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from planner.errors import StrategyError
 from planner.schema.send_tables import Send, SendTable
 from planner.search.communication.choose import Choice, choose
+from planner.search.quiet_stdout import quiet_stdout
 from planner.simulate.send_tables import Network, table_seconds
 
 __all__ = [
@@ -202,13 +203,14 @@ class _Program:
         size = int(np.prod(self._shape))
         matrix = csr_array((weights, columns, starts), shape=(len(rows), size))
         low, high = np.array([row[2] for row in rows]), np.array([r[3] for r in rows])
-        found = milp(
-            np.zeros(size),
-            integrality=np.ones(size),
-            bounds=Bounds(0, 1),
-            constraints=LinearConstraint(matrix, low, high),
-            options={"time_limit": time_limit_s},
-        )
+        with quiet_stdout():
+            found = milp(
+                np.zeros(size),
+                integrality=np.ones(size),
+                bounds=Bounds(0, 1),
+                constraints=LinearConstraint(matrix, low, high),
+                options={"time_limit": time_limit_s},
+            )
         if found.x is None:
             return None
         taken = np.argwhere(np.round(found.x).reshape(self._shape) > 0)

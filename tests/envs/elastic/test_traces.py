@@ -105,10 +105,32 @@ def test_missing_column_file_and_jobs(tmp_path: Path) -> None:
     path = _write(tmp_path, "job_id,submission_time\na,1\n")
     with pytest.raises(StrategyError, match="no column deadline or ddl"):
         read_trace(path, "elasticflow", table())
-    with pytest.raises(StrategyError, match="cannot be read"):
+    with pytest.raises(StrategyError, match="cannot read trace"):
         read_trace(tmp_path / "none.csv", "elasticflow", table())
     with pytest.raises(StrategyError, match="no job that needs a device"):
         read_trace(_write(tmp_path, HEAD + "\n"), "elasticflow", table())
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("plain.csv.gz", b"a,b\n", "not a gzipped file.*; give a whole gzipped file"),
+        (
+            "cut.csv.gz",
+            gzip.compress(b"a,b\n" * 99, mtime=0)[:-9],
+            "end-of-stream marker",
+        ),
+        ("other.csv", b"\xff\xfea,b\n", "byte 0 is not UTF-8 text; save it as UTF-8"),
+        ("long.csv", b"a" * 200_000, "line 0: field larger .*; give a CSV file"),
+    ],
+)
+def test_files_that_are_no_table(
+    tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(StrategyError, match=message):
+        read_trace(path, "elasticflow", table())
 
 
 def test_job_larger_than_the_table(tmp_path: Path) -> None:

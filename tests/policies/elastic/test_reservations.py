@@ -7,8 +7,14 @@ import math
 import numpy as np
 import pytest
 
+from policies.elastic.expansion import expand_shares
 from policies.elastic.profile import Profile
-from policies.elastic.reservations import Jobs, Plans, expand_shares, minimum_shares
+from policies.elastic.reservations import (
+    Jobs,
+    Plans,
+    minimum_shares,
+    taken_in_turn,
+)
 
 DEGREES = np.array([1, 2, 3, 4, 8])
 Runs = list[tuple[float, int]]
@@ -28,7 +34,13 @@ def _drawn(seed: int, number: int) -> Jobs:
     )
 
 
-def _planned(jobs: Jobs, capacity: int, slot: float) -> tuple[Plans, Profile, int]:
+def _met(jobs: Jobs, capacity: int, slot: float) -> bool:
+    return _planned(jobs, capacity, slot)[3]
+
+
+def _planned(
+    jobs: Jobs, capacity: int, slot: float
+) -> tuple[Plans, Profile, int, bool]:
     number, size = len(jobs.left), 6 * len(jobs.left) + 64
     plans = Plans(
         np.zeros((number, size)),
@@ -36,8 +48,8 @@ def _planned(jobs: Jobs, capacity: int, slot: float) -> tuple[Plans, Profile, in
         np.zeros(number, np.int64),
     )
     profile = Profile(np.zeros(size), np.zeros(size, np.int64))
-    count, _ = minimum_shares(0.0, capacity, slot, *jobs, *plans, *profile)
-    return plans, profile, count
+    made = minimum_shares(0.0, capacity, slot, jobs, plans, profile)
+    return plans, profile, *made
 
 
 def _runs(plans: Plans, job: int) -> Runs:
@@ -119,11 +131,33 @@ def test_shares_are_those_of_each_job_after_the_others(seed: int) -> None:
         assert _runs(plans, job) == before[-1], job
 
 
+@pytest.mark.parametrize("slot", [0.0, 1.0])
+@pytest.mark.parametrize(("seed", "most"), [(0, 14), (1, 19), (2, 0), (3, 21), (4, 23)])
+def test_jobs_taken_in_turn_are_those_that_each_plan_takes(
+    seed: int, most: int, slot: float
+) -> None:
+    jobs = _drawn(seed, 40)
+    # Of seed 2 a job that was promised its deadline cannot meet it any more.
+    jobs = jobs._replace(due=jobs.due + 2.1, left=jobs.left / 4)
+    order = np.random.default_rng(seed).permutation(40)[:25]
+    kept = np.setdiff1d(np.arange(40), order)
+    taken = []
+    for new in order:
+        trial = np.sort(np.append(kept, new))
+        parts = (jobs.left, jobs.due, jobs.rates, jobs.levels)
+        left, due, rates, levels = (part[trial] for part in parts)
+        some = Jobs(left, due, DEGREES, rates, levels)
+        taken.append(_met(some, 5, slot))
+        kept = trial if taken[-1] else kept
+    assert sum(taken) == most or slot
+    assert taken_in_turn(0.0, 5, slot, jobs, order).tolist() == taken
+
+
 @pytest.mark.parametrize("number", [20, 300])
 def test_expanded_shares_leave_the_profile_that_they_say(number: int) -> None:
     jobs = _drawn(9, number)
     capacity = 2 * number
-    plans, profile, count = _planned(jobs, capacity, 1.0)
+    plans, profile, count, _ = _planned(jobs, capacity, 1.0)
     before = [_runs(plans, job) for job in range(number)]
     free = int(profile.free[0])
     expand_shares(1.0, capacity, jobs, plans, profile, count, 1.0)
