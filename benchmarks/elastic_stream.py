@@ -101,7 +101,7 @@ _LOADS = (0.5, 1.0, 1.5)
 #: Traces that windows are taken of, the last for tests alone; schedulers in which jobs
 #: may wait for their promise.
 _WINDOWED = ("cluster01", "cluster02", "cluster04", "cluster03", "cluster05")
-_WAITING = ("cheapest-first",)
+_WAITING = ("cheapest-first", "learned")
 #: Traces that decisions are timed on, the first in the whole run.
 _TIMED = ("cluster04", "cluster01", "cluster05")
 _SINGLE = tuple(name for name, rule in ELASTIC_RULES.items() if not rule.mixed)

@@ -46,8 +46,8 @@ def shipped_folder(name: str) -> Path:
     """Return a folder of weights that comes with the package.
 
     Args:
-        name: ``partition``; ``job_stream`` for the replay, ``job_stream_world`` for
-            any cluster.
+        name: ``partition``; ``elastic`` for elastic jobs; ``job_stream`` for the
+            replay, ``job_stream_world`` for any cluster.
     """
     return Path(str(files("policies") / "weights" / name))
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from planner.errors import StrategyError
 from policies.elastic.cheapest import Order, fluid_order
 from policies.elastic.promises import Needs
-from policies.saved import read_weights, write_weights
+from policies.saved import read_weights, shipped_folder, write_weights
 
 __all__ = [
     "FORMAT_VERSION",
@@ -233,16 +233,16 @@ def save_network(
     write_weights(folder, tensors, described.model_dump())
 
 
-def load_network(folder: str | Path) -> ElasticNetwork:
+def load_network(folder: str | Path | None = None) -> ElasticNetwork:
     """Read weights that :func:`save_network` wrote.
 
     Args:
-        folder: Their folder. No weights ship.
+        folder: Their folder; None for those that ship.
 
     Raises:
         StrategyError: If they are missing, damaged, or of another version.
     """
-    path = Path(folder)
+    path = shipped_folder("elastic") if folder is None else Path(folder)
     held = read_weights(path, _Described, {"format_version": FORMAT_VERSION})
     like = make_network(max(1, held.described.hidden), 0)
     wanted = {name: part.shape for name, part in like._asdict().items()}

@@ -63,6 +63,13 @@ def play(session: ElasticSession, rule: ElasticRule, seed: int = 0) -> None:
         session.apply(rule.decide(session))
 
 
+def _learned() -> ElasticRule:
+    # torch, which reads weights, is slow to import.
+    from policies.elastic.learned import NetworkOrder, load_network
+
+    return CheapestFirst(NetworkOrder(load_network()))
+
+
 #: Schedulers by name.
 ELASTIC_RULES: Mapping[str, Rule] = {
     "edf": Rule(make=EarliestDeadline, source="EDF in Gu et al. 2023 (ElasticFlow)"),
@@ -84,6 +91,11 @@ ELASTIC_RULES: Mapping[str, Rule] = {
     "cheapest-first": Rule(
         make=CheapestFirst,
         source="own; jobs are chosen as in Moore 1968",
+        promises=True,
+    ),
+    "learned": Rule(
+        make=_learned,
+        source="own; trained by evolution strategies, Salimans et al. 2017",
         promises=True,
     ),
     "gavel-like": Rule(

@@ -52,6 +52,15 @@ def _ends(choose: NetworkOrder | None, seed: int) -> ElasticSession:
     return one
 
 
+def test_weights_that_ship_are_trained_ones() -> None:
+    network = load_network()
+    assert network.hidden == 8
+    # A network that was never trained decides as the rule does: its last layer is 0.
+    assert np.abs(network.out).max() > 0.0
+    found = _ends(NetworkOrder(network), 0).summary()
+    assert (found.broken, found.late) == ((), 0)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_random_weights_break_no_promise(seed: int) -> None:
     found = _ends(NetworkOrder(_drawn(seed)), seed).summary()
