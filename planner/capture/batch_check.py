@@ -120,9 +120,9 @@ def _branch(module: nn.Module, batches: _Batches, steps: list[_Step]) -> str | N
     tried = [*steps]
     for times, extreme in enumerate((torch.minimum, torch.maximum), start=1):
         first = times * _ROUNDS
-        tried += _trained(copy.deepcopy(module), batches, extreme=extreme, first=first)[
-            0
-        ]
+        again = copy.deepcopy(module)
+        more, _ = _trained(again, batches, extreme=extreme, first=first)
+        tried += more
     for name in dict.fromkeys(name for step in tried for name in step.gradients):
         if any(name not in step.gradients for step in tried):
             return (
