@@ -471,8 +471,10 @@ class Campaign(_Prices):
     def _simulate_ties(self) -> None:
         """Simulate rows with the same score as the best: one of them may send less."""
         leader = self._leader
-        rows = None if leader is None else self.neighbours(leader)
-        if leader is None or rows is None:
+        if leader is None or self.is_late():
+            return
+        rows = self.neighbours(leader)
+        if rows is None:
             return
         ties = [Solution(order=leader.order, row=row) for row in rows.rows()]
         self.price([leader, *ties])

@@ -144,8 +144,15 @@ class _Race:
         return [lane for lane in self._lanes if not lane.ended]
 
     def _is_over(self, lane: _Lane) -> bool:
-        """Return True if a contender has had its first share."""
-        return lane.ended or lane.spent >= lane.first_share or self._spent(_LAST)
+        """Return True if a contender has had its first share.
+
+        Where nothing fits when the time is up, the one with the largest share goes on.
+        """
+        if lane.ended or self._spent(_LAST):
+            return True
+        if self._timed and self._campaign.is_late():
+            return lane is not max(self._lanes, key=lambda one: one.first_share)
+        return lane.spent >= lane.first_share
 
     def _spent(self, share: float) -> bool:
         """Return True if this share of the budget is used up."""

@@ -143,6 +143,15 @@ def test_without_time_the_first_plan_that_fits_is_the_answer() -> None:
     assert results[2].evaluations["simulated"] == 0
 
 
+def test_the_largest_goes_on_where_the_time_is_up_and_nothing_fits() -> None:
+    request = request_for(uniform_graph(12), EVEN, 16, time_budget_s=1e-9)
+    small, large = _Scripted("small", 0, 1), _Scripted("large", 20, 1)
+    large.first_share = 0.7
+    first, second = race(request, [small, large])
+    assert first.candidates == ()
+    assert len(second.candidates) == 1
+
+
 def test_a_race_ends_where_nothing_fits() -> None:
     tiny = hosts((2, 2, device(memory_bytes=1e6)))
     request = request_for(uniform_graph(12), tiny, 16, time_budget_s=0.2)
