@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import select
 import subprocess
@@ -22,18 +23,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from planner.capture.small import small_module
 from planner.errors import MeshwrightError
-from planner.schema import Plan
+from planner.schema import Plan, Strategy
 from planner.schema.base import write_atomically
 from planner.schema.plan_parts import Certificate
 
-__all__ = ["Certifier", "certifies", "is_its_own_twin"]
+__all__ = ["Certifier", "certifies", "own_twin", "twin_layers"]
 
 _STEPS = 3
 #: Seconds after which an answer is not waited for.
 _PATIENCE_S = 120.0
-#: Own modules of more parameters are not trained to be certified.
-_MOST_PARAMETERS = 50_000_000
+#: Own modules of more parameters lose layers to be certified. Parameters of all copies
+#: that are trained, on the ranks and in one process.
+_MOST_PARAMETERS, _MOST_TRAINED = 50_000_000, 450_000_000
+#: Most ranks of a twin.
+_MOST_RANKS = 8
+_NO_TWIN = "no small model of it can be built"
 #: Starts the process. Its imports make a million objects that stay, through which the
 #: garbage collector would go several times meanwhile, an eighth of the time.
 _START = "import gc; gc.disable(); from planner.cli.certifier import main; main()"
@@ -46,11 +52,41 @@ def certifies(wanted: bool | None) -> bool:
     return os.environ.get(_SWITCH, "1") != "0" if wanted is None else wanted
 
 
-def is_its_own_twin(module: Any) -> bool:
-    """Return True if a module of own code has values, and is small enough to train."""
-    parameters = list(module.parameters())
-    count = sum(one.numel() for one in parameters)
-    return count <= _MOST_PARAMETERS and not any(one.is_meta for one in parameters)
+def twin_layers(strategy: Strategy) -> int:
+    """Return how many layers of each kind a strategy's twin has."""
+    stages = 2 * min(strategy.virtual_stages, 2)
+    return max(4, stages) if strategy.mesh.pp > 1 else 2
+
+
+def own_twin(module: Any, strategy: Strategy | None) -> tuple[Any, str] | None:
+    """Return a small module that stands for one of own code, and what it is.
+
+    Args:
+        module: Of own code.
+        strategy: Of its plan; None for the one whose twin is smallest.
+
+    Returns:
+        None if the module has no values, or is large with few layers, too.
+    """
+    if any(one.is_meta for one in module.parameters()):
+        return None
+    if _parameters(module) <= _MOST_PARAMETERS:
+        return module, "the model itself"
+    layers = 2 if strategy is None else twin_layers(strategy)
+    degrees = [] if strategy is None else strategy.mesh.model_dump().values()
+    ranks = min(_MOST_RANKS, math.prod(min(degree, 2) for degree in degrees))
+    try:
+        small = small_module(module, layers=layers)
+    except Exception:  # whatever a model's own code raises
+        return None
+    count = _parameters(small)
+    if count * (ranks + 1) > _MOST_TRAINED:
+        return None
+    return small, f"{layers} layers, {count:,} parameters"
+
+
+def _parameters(module: Any) -> int:
+    return sum(one.numel() for one in module.parameters())
 
 
 class Certifier:
@@ -142,12 +178,12 @@ class Certifier:
         return self._answers[key]
 
     def _has_twin(self) -> bool:
-        return not _is_own_module(self._model) or is_its_own_twin(self._model)
+        own = _is_own_module(self._model)
+        return not own or own_twin(self._model, None) is not None
 
     def _certify(self, plan: Plan) -> Certificate:
         if not self._has_twin():
-            reason = "no small model of it can be built"
-            return Certificate(verdict="unknown", reason=reason)
+            return Certificate(verdict="unknown", reason=_NO_TWIN)
         inputs = plan.workload.inputs
         if not _is_own_module(self._model) and any(i.values for i in inputs):
             reason = "a small model of it would read pictures of another size"
@@ -157,7 +193,7 @@ class Certifier:
             reason = "batch norms take the statistics of each microbatch, by consent"
             return Certificate(verdict="unknown", reason=reason)
         try:
-            named = self._named()
+            named = self._named(plan)
         except MeshwrightError as error:
             return Certificate(verdict="unknown", reason=str(error))
         answer = self._ask({"plan": plan.to_data(), "model": named, "steps": _STEPS})
@@ -184,8 +220,8 @@ class Certifier:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def _named(self) -> dict[str, Any]:
-        """Name the model so that the process can build it.
+    def _named(self, plan: Plan) -> dict[str, Any]:
+        """Name the model so that the process can build what stands for it in a plan.
 
         Raises:
             MeshwrightError: If it cannot be handed over.
@@ -194,13 +230,19 @@ class Certifier:
             return {"ref": self._model, "remote_code": self._remote_code}
         if isinstance(self._model, Mapping):
             return {"config": dict(self._model)}
-        own = _is_own_module(self._model)
+        own, what = _is_own_module(self._model), ""
         try:
             import cloudpickle  # type: ignore[import-untyped]
 
-            text = cloudpickle.dumps(
-                self._model if own else (self._model.config, type(self._model))
-            )
+            given: Any = (self._model.config, type(self._model)) if not own else None
+            if own:
+                twin = own_twin(self._model, plan.strategy)
+                if twin is None:
+                    raise MeshwrightError(_NO_TWIN)
+                given, what = twin
+            text = cloudpickle.dumps(given)
+        except MeshwrightError:
+            raise
         except Exception as error:  # whatever a model's own code raises
             raise MeshwrightError(
                 f"the model cannot be handed to another process "
@@ -209,7 +251,7 @@ class Certifier:
         self._folder = self._folder or tempfile.TemporaryDirectory(prefix="meshwright-")
         path = Path(self._folder.name, "model.pickle")
         path.write_bytes(text)
-        return {"pickle": str(path)}
+        return {"pickle": str(path), "what": what}
 
     def _kind(self) -> Any:
         """Data that tell models apart; None for own code, which may change."""

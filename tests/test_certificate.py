@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner import plan
+from planner import certificate, plan
+from planner.capture import batch_check
 from planner.certificate import Certifier
 from planner.errors import NoFeasiblePlanError
 from planner.schema import Plan
@@ -150,6 +151,61 @@ def test_own_code_without_values_is_unknown_and_starts_no_process(
     assert made.certificate is not None
     assert made.certificate.verdict == "unknown"
     assert "certified  no: no small model" in made.summary()
+
+
+class _TimesSamples(torch.autograd.Function):
+    """Gradients that depend on how many samples there are, which no op tells."""
+
+    @staticmethod
+    def forward(_: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: object, grad: torch.Tensor) -> torch.Tensor:
+        return grad * len(grad)
+
+
+class _Stack(nn.Module):
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+        self.counts = counts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        x = _TimesSamples.apply(x) if self.counts else x
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_large_module_of_own_code_is_certified_with_few_layers(
+    counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if these were many parameters.
+    monkeypatch.setattr(certificate, "_MOST_PARAMETERS", 1000)
+    monkeypatch.setattr(batch_check, "_MOST_PARAMETERS", 1000)
+    torch.manual_seed(0)
+    asked = {"example_inputs": torch.rand(8, 16) - 0.5, "pin": {"dp_shard": 2}}
+    if counts:
+        with pytest.raises(NoFeasiblePlanError, match="does not train"):
+            _plan(_Stack(counts), **asked)
+        return
+    found = _plan(_Stack(counts), **asked).certificate
+    assert found is not None
+    assert found.verdict == "right"
+    assert found.model == "2 layers, 544 parameters"
+
+
+def test_a_module_that_is_large_with_few_layers_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(certificate, "_MOST_PARAMETERS", 1000)
+    monkeypatch.setattr(certificate, "_MOST_TRAINED", 2 * 543)
+    monkeypatch.setattr(Certifier, "_start", None)
+    made = _plan(_Stack(False), example_inputs=torch.rand(8, 16))
+    assert made.certificate is not None
+    assert made.certificate.verdict == "unknown"
 
 
 def test_no_process_is_left() -> None:

@@ -56,6 +56,8 @@ _TIMES_NOISE, _MOST_NOISE = 4, 0.1
 _EPSILON = torch.finfo(torch.float32).eps
 #: Rounding of weights, relative.
 _NUDGE = 32 * _EPSILON
+#: Seconds for which ranks are watched that have not ended in time.
+_WATCHED_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ def compare_with_whole(
 
     Raises:
         ExecutionError: If training in one process ends in numbers that are not finite,
-            or changes nothing.
+            or changes nothing, or if ranks still compute when the time is up.
     """
     started = time.perf_counter()
     world = plan.strategy.mesh.num_devices
@@ -195,9 +197,33 @@ def _wait(
                 verdict, _, text = error.read_text().partition("\n")
                 return verdict, text
         if running and time.perf_counter() > until:
+            if _are_computing(list(running.values())):
+                raise ExecutionError(
+                    "training a small model takes longer than is waited for"
+                )
             return "hung", f"ranks {', '.join(map(str, running))} wait"
         time.sleep(0.01)
     return None
+
+
+def _are_computing(pids: Sequence[int]) -> bool:
+    """Return True if any of some processes computes, and False where nobody can say.
+
+    Ranks that wait for each other sleep.
+    """
+    before = [_ticks(pid) for pid in pids]
+    time.sleep(_WATCHED_S)
+    used = [now - then for now, then in zip(map(_ticks, pids), before, strict=True)]
+    return max(used, default=0) > _WATCHED_S * os.sysconf("SC_CLK_TCK") / 10
+
+
+def _ticks(pid: int) -> int:
+    """Return clock ticks that a process computed; 0 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
 
 
 # -- The two ways to train -------------------------------------------------------

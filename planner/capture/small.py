@@ -1,17 +1,23 @@
-"""Small configurations of a transformers model: every kind of layer, few of each.
+"""Small models: every kind of layer, few of each.
 
-Numbers that only say how much of a thing there is (layers, heads, features, experts,
-words) are made small together, so that what they share (features = heads x features of
-a head) still holds. Everything else stays as it is.
+Configurations of transformers are made small, and modules lose layers. Numbers that
+only say how much of a thing there is (layers, heads, features, experts, words) are made
+small together, so that what they share (features = heads x features of a head) still
+holds. Everything else stays as it is.
 """
 
 from __future__ import annotations
 
+import copy
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-__all__ = ["small_config"]
+from torch import nn
+
+__all__ = ["small_config", "small_module"]
 
 #: What a field counts, by its name.
 _COUNTS = {
@@ -218,3 +224,33 @@ def _of_layers(
     if isinstance(value, list) and len(value) == _depth(data):
         return [value[index] for index in kept]
     return value
+
+
+def small_module(module: nn.Module, *, layers: int) -> nn.Module:
+    """Return a copy with the first layers of each kind of every stack.
+
+    Stacks are ``ModuleList`` and ``Sequential``; layers of one class whose parameters
+    have the same shapes are of one kind, and those without parameters stay. Forwards
+    that go through fewer layers run, those that count them elsewhere do not.
+
+    Args:
+        module: Any module; it stays as it is, and the copy shares its parameters.
+        layers: Layers of each kind that are kept.
+    """
+    shared = {id(one): one for one in chain(module.parameters(), module.buffers())}
+    small = copy.deepcopy(module, shared)
+    for stack in list(small.modules()):
+        if not isinstance(stack, nn.ModuleList | nn.Sequential):
+            continue
+        of_kind, kept = Counter[object](), dict[str, nn.Module]()
+        for name, layer in stack._modules.items():
+            shapes = _shapes(layer)
+            of_kind[type(layer), shapes] += 1
+            if not shapes or of_kind[type(layer), shapes] <= layers:
+                kept[str(len(kept)) if name.isdigit() else name] = layer
+        stack._modules = kept
+    return small
+
+
+def _shapes(layer: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(one.shape)) for name, one in layer.named_parameters())

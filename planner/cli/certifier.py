@@ -31,7 +31,7 @@ from executors.data import synthetic_batch
 from planner.capture.models import load_config, load_model
 from planner.capture.small import small_config
 from planner.capture.volumes import small_volume, volume_side
-from planner.certificate import is_its_own_twin
+from planner.certificate import own_twin, twin_layers
 from planner.errors import MeshwrightError
 from planner.schema import Plan
 
@@ -148,13 +148,14 @@ def _small_models(named: dict[str, Any], plan: Plan) -> Iterator[tuple[nn.Module
     config, made = _named(named)
     if made is None:
         module: nn.Module = config
-        if is_its_own_twin(module):
-            yield _without_dropout(module).train(), "the model itself"
+        # A pickle is of a twin.
+        twin = (module, named["what"]) if "pickle" in named else None
+        twin = twin or own_twin(module, plan.strategy)
+        if twin is not None:
+            yield _without_dropout(twin[0]).train(), twin[1]
         return
-    strategy = plan.strategy
-    layers = max(4, 2 * min(strategy.virtual_stages, 2)) if strategy.mesh.pp > 1 else 2
     for size in (16, None):
-        for count in dict.fromkeys((layers, 4, 8)):
+        for count in dict.fromkeys((twin_layers(plan.strategy), 4, 8)):
             try:
                 torch.manual_seed(0)
                 small = small_config(config, layers=count, head_size=size)

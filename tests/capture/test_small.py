@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import transformers
+from torch import nn
 
-from planner.capture.small import small_config
+from planner.capture.small import small_config, small_module
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,57 @@ def test_a_layer_with_its_own_config_stays() -> None:
     assert int(at) < small.num_hidden_layers
     assert small.layer_types[int(at)] == "full_attention"
     assert own["head_dim"] == 2 * data["head_dim"]
+
+
+class _Layered(nn.Module):
+    def __init__(self, counted: bool = False) -> None:
+        super().__init__()
+        wide = [nn.Linear(8, 8) for _ in range(5)]
+        narrow = [nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 8))]
+        self.layers = nn.ModuleList([*wide[:3], *narrow, *wide[3:]])
+        self.register_buffer("scale", torch.full((8,), 2.0))
+        self.count = len(self.layers) if counted else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.count is not None:
+            layers = [self.layers[index] for index in range(self.count)]
+        else:
+            layers = list(self.layers)
+        for layer in layers:
+            x = torch.relu(layer(x)) * self.scale
+        return x
+
+
+def test_a_small_module_has_the_first_layers_of_each_kind() -> None:
+    model = _Layered()
+    small = small_module(model, layers=2)
+    assert len(model.layers) == 6
+    assert [type(layer) for layer in small.layers] == [
+        nn.Linear,
+        nn.Linear,
+        nn.Sequential,
+    ]
+    assert small.layers[1].weight is model.layers[1].weight
+    assert small.layers[2][0].weight is model.layers[3][0].weight
+    assert small.scale is model.scale
+    x = torch.rand(3, 8)
+    wanted = x
+    for index in (0, 1, 3):
+        wanted = torch.relu(model.layers[index](wanted)) * 2
+    assert torch.equal(small(x), wanted)
+
+
+def test_layers_without_parameters_stay() -> None:
+    layers = [nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.0)]
+    model = nn.Sequential(*(copy.deepcopy(one) for _ in range(4) for one in layers))
+    small = small_module(model, layers=2)
+    assert sum(isinstance(one, nn.Linear) for one in small) == 2
+    assert sum(isinstance(one, nn.ReLU) for one in small) == 4
+    assert list(small._modules) == [str(index) for index in range(len(small))]
+
+
+def test_a_forward_that_counts_its_layers_fails_and_leaves_the_module_alone() -> None:
+    model = _Layered(counted=True)
+    with pytest.raises(IndexError):
+        small_module(model, layers=2)(torch.rand(1, 8))
+    assert model(torch.rand(1, 8)).shape == (1, 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from executors.certifying import compare
 from executors.certifying.compare import (
     CHANGE_TOLERANCE,
     _change_errors,
@@ -279,3 +281,23 @@ def test_reentrant_checkpoints_train_on_replicas_as_in_one_process() -> None:
     model = _Reentrant()
     found = compare_with_whole(_planned(model, dp_replicate=2), model)
     assert found.verdict == "right", found
+
+
+def _forever(*_: object) -> None:
+    while True:
+        pass
+
+
+def test_ranks_that_compute_when_the_time_is_up_are_not_called_hung(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compare, "_train_as_rank", _forever)
+    with pytest.raises(ExecutionError, match="longer than is waited for"):
+        compare_with_whole(make_plan("llama", tp=2), build("llama"), timeout_s=0.1)
+
+
+def test_ranks_that_wait_are_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_train_as_rank", lambda *_: time.sleep(60))
+    found = compare_with_whole(make_plan("llama", tp=2), build("llama"), timeout_s=0.1)
+    assert found.verdict == "hung"
+    assert found.violation == "ranks 0, 1 wait"
