@@ -383,11 +383,16 @@ def _rows(path: Path, form: TraceFormat) -> Iterator[_Row]:
             )
         if found:
             named[field] = found[0]
+    before: dict[str, str] = {}
     for where, row in lines:
-        yield _Row(
-            where,
-            {field: row[name].strip() for field, name in named.items()},
-        )
+        text = {field: row[name].strip() for field, name in named.items()}
+        job = text.get("job_id")
+        if job and before.setdefault(job, where) != where:
+            raise StrategyError(
+                f"{where}: job {job!r} is in {before[job]}, too; give each job one "
+                "line, or leave the column out"
+            )
+        yield _Row(where, text)
 
 
 def _given(

@@ -86,6 +86,10 @@ def test_models_and_deadlines_are_drawn(
         ("a,100,30,net,1e9,64,1", r"by at most 20 years"),
         ("a,100,30,net,130,64,1.5", r"gpus='1.5'; give a whole number"),
         ("a,100,30,net,130,,1", r"batch=''"),
+        (
+            "a,100,30,net,130,64,1\na,105,30,net,130,64,1",
+            r"line 3: job 'a' is in .*line 2, too; give each job one line",
+        ),
     ],
 )
 def test_bad_lines(tmp_path: Path, line: str, message: str) -> None:
