@@ -93,6 +93,7 @@ class Room:
         self.size: Index = np.repeat(
             [pool.devices for pool in pools], [pool.hosts for pool in pools]
         )
+        self._kinds: list[int] = self.kind.tolist()
         self.free: Index = self.size.copy()
         self.down: Index = np.zeros_like(self.size)
         self.held: dict[int, Hosts] = {}
@@ -242,9 +243,10 @@ class Room:
     ) -> tuple[dict[int, list[tuple[int, int]]], Index]:
         """Jobs with fewer devices: devices and job on each host, and their sums."""
         on: dict[int, list[tuple[int, int]]] = {}
-        movable = np.zeros_like(self.free)
+        # Items of lists are faster to read and write than those of arrays.
+        movable, kinds = [0] * len(self.free), self._kinds
         for other, places in self.held.items():
-            if self.kind[places[0][0]] != kind:
+            if kinds[places[0][0]] != kind:
                 continue
             if len(places) == 1:
                 (host, count), total = places[0], places[0][1]
@@ -255,7 +257,7 @@ class Room:
             for host, count in places:
                 movable[host] += count
                 on.setdefault(host, []).append((count, other))
-        return on, movable
+        return on, np.array(movable, dtype=np.int64)
 
     def _least_evicted(
         self,

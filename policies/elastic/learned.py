@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 #: Raised when the meaning of features or outputs changes: other weights are refused.
 FORMAT_VERSION = 1
@@ -40,6 +41,8 @@ FORMAT_VERSION = 1
 _JOB, _ALL = 10, 5
 #: Largest absolute value of a feature.
 _MOST = 6.0
+#: Device-seconds of a job that runs nowhere.
+_FOREVER_S = 1e15
 #: A job waits if this much is exceeded; a new network lets none wait.
 _WAIT = 1.0
 
@@ -155,26 +158,27 @@ def _log(values: Floats) -> Floats:
 def _job_features(needs: Needs, place: Floats) -> Floats:
     """Features of jobs relative to capacity and slack. Shape [jobs, features]."""
     rows = np.arange(len(needs.jobs))
-    least = np.minimum(needs.least, needs.levels - 1)
     slack_s = np.maximum(needs.slack_s, 1.0)
-    cost_s = np.where(
-        np.isfinite(needs.cost_s),
-        needs.cost_s,
-        needs.time_s[rows, needs.levels - 1] * needs.degrees[needs.levels - 1],
-    )
+    # A job that no devices suffice for counts as on those on which it is fastest.
+    least = np.where(needs.able, needs.ranked[:, 0], needs.rates.argmax(axis=1))
+    size, supply = needs.size, needs.supply
+    slow_s = np.minimum(needs.time_s[rows, least] * size[least], _FOREVER_S)
+    cost_s = np.where(needs.able, needs.cost_s, slow_s)
     mean_s = float(np.mean(cost_s)) or 1.0
     fastest_s = needs.time_s.min(axis=1)
-    then_s = needs.time_s[rows, np.maximum(needs.held, least)]
+    other = (needs.held >= 0) & (needs.kinds[needs.held] != needs.kinds[least])
+    then = np.where(other, needs.held, np.maximum(needs.held, least))
+    then_s = needs.time_s[rows, then]
     return np.stack(
         [
             _log(cost_s / mean_s) / 2.0,
-            _log(cost_s / (slack_s * needs.capacity)) / 3.0,
-            _log(needs.degrees[least] / needs.capacity) / 3.0,
+            _log(cost_s / (slack_s * supply)) / 3.0,
+            _log(size[least] / supply) / 3.0,
             _log(fastest_s / slack_s),
             _log(then_s / slack_s),
             _log(slack_s / 3600.0) / 2.0,
-            least / np.maximum(needs.levels, 1),
-            (needs.held + 1) / np.maximum(needs.levels, 1),
+            _height(needs, least, 0),
+            np.where(needs.held >= 0, _height(needs, needs.held, 1), 0.0),
             needs.undecided.astype(np.float64),
             place,
         ],
@@ -182,24 +186,30 @@ def _job_features(needs: Needs, place: Floats) -> Floats:
     )
 
 
+def _height(needs: Needs, options: Index, more: int) -> Floats:
+    """Place of options among those that each job can use of the type. Shape [n]."""
+    kind = needs.kinds[options]
+    first = np.searchsorted(needs.kinds, kind)
+    usable = needs.tops[np.arange(len(options)), kind] - first
+    found: Floats = (options - first + more) / np.maximum(usable, 1)
+    return found
+
+
 def _all_features(needs: Needs) -> Floats:
     """Features of all jobs together. Shape [features]."""
     waiting = needs.undecided
-    degree = np.where(needs.held >= 0, needs.degrees[np.maximum(needs.held, 0)], 0)
-    least = np.where(
-        needs.least < needs.levels,
-        needs.degrees[np.minimum(needs.least, len(needs.degrees) - 1)],
-        0,
-    )
+    size, supply = needs.size, needs.supply
+    held = np.where(needs.held >= 0, size[needs.held], 0.0)
+    least = np.where(needs.able, size[needs.ranked[:, 0]], 0.0)
     slack_s = np.maximum(needs.slack_s, 1.0)
-    asked = needs.cost_s[waiting] / slack_s[waiting] / needs.capacity
+    asked = needs.cost_s[waiting] / slack_s[waiting] / supply
     return np.array(
         [
-            degree.sum() / needs.capacity,
-            np.where(waiting, 0, least).sum() / needs.capacity,
+            held.sum() / supply,
+            np.where(waiting, 0.0, least).sum() / supply,
             float(_log(np.array([1e-3 + asked[np.isfinite(asked)].sum()]))[0]) / 3.0,
             float(np.log1p(waiting.sum())) / 4.0,
-            float(np.log(needs.capacity / 256.0)) / 2.0,
+            float(np.log(supply / 256.0)) / 2.0,
         ]
     )
 

@@ -39,42 +39,93 @@ GAP_S = EARLY_S / 8
 class Needs(NamedTuple):
     """Jobs that a decision is about.
 
+    An option is a device type and a number of devices of it; those of a type stand
+    together, ascending.
+
     Attributes:
         jobs: Their numbers. Shape [n].
         undecided: Whether a job is neither promised nor declined. Shape [n].
         slack_s: Time until the deadline. Shape [n].
-        held: Level of the devices that it holds; -1 for none. Shape [n].
-        levels: Levels that it can use. Shape [n].
-        rates: Iterations per second at each level. Shape [n, levels].
-        time_s: Time to its end at each level from now on, with the restart that the
-            level asks for; infinity where it cannot run. Shape [n, levels].
-        least: Lowest level with which it ends in time if it begins now and keeps it;
-            ``levels`` if none. Shape [n].
-        cost_s: Device-seconds at that level; infinity if none. Shape [n].
-        stalls: Seconds that a change to each level takes. Shape [n, levels].
-        degrees: Devices of each level. Shape [levels].
-        capacity: Devices of the cluster.
-        restart_s: Time to its end at each level from a restart on. Shape [n, levels].
+        held: Option that it holds; -1 for none. Shape [n].
+        tops: Option after the last that it can use of each type. Shape [n, kinds].
+        rates: Iterations per second of each option. Shape [n, options].
+        time_s: Time to its end with each option from now on, with the restart that the
+            option asks for; infinity where it cannot run. Shape [n, options].
+        least: Lowest option of each type with which it ends in time if it begins now
+            and keeps it; -1 if none. Shape [n, kinds].
+        ranked: The same, the one of fewest device-seconds first. Shape [n, kinds].
+        cost_s: Device-seconds of that one, weighted by the worth of its type; infinity
+            if there is none. Shape [n].
+        stalls: Seconds that a change to each option takes. Shape [n, options].
+        degrees: Devices of each option. Shape [options].
+        kinds: Device type of each option. Shape [options].
+        capacity: Devices of each type. Shape [kinds].
+        worth: Worth of a device of each type; 1 in the mean over devices.
+            Shape [kinds].
+        restart_s: Time to its end with each option from a restart on.
+            Shape [n, options].
         resume_s: Time until a paused job is to start again; infinity for other jobs.
             Shape [n].
-        resume: Level with which it then starts. Shape [n].
+        resume: Option with which it then starts. Shape [n].
     """
 
     jobs: Index
     undecided: Flags
     slack_s: Floats
     held: Index
-    levels: Index
+    tops: Index
     rates: Floats
     time_s: Floats
     least: Index
+    ranked: Index
     cost_s: Floats
     stalls: Floats
     degrees: Index
-    capacity: int
+    kinds: Index
+    capacity: Index
+    worth: Floats
     restart_s: Floats
     resume_s: Floats
     resume: Index
+
+    @property
+    def able(self) -> Flags:
+        """Whether each job can end in time, if it begins now. Shape [n]."""
+        return self.ranked[:, 0] >= 0
+
+    @property
+    def size(self) -> Floats:
+        """Worth of the devices of each option. Shape [options]."""
+        return self.degrees * self.worth[self.kinds]
+
+    @property
+    def supply(self) -> float:
+        """Worth of all devices."""
+        return float(self.worth @ self.capacity)
+
+    def options_of(self, job: int) -> list[int]:
+        """Options with which a job ends in time if it begins now, by type.
+
+        Types are in the order of ``ranked``; on each, fewer devices come first.
+        """
+        return [
+            option
+            for least in self.ranked[job].tolist()
+            if least >= 0
+            for option in range(least, self.tops[job, self.kinds[least]])
+        ]
+
+    def any_of(self, job: int) -> Index:
+        """Lowest option of each type on which a job runs at all."""
+        runs = np.flatnonzero(self.rates[job] > 0.0)
+        return runs[np.unique(self.kinds[runs], return_index=True)[1]]
+
+    def used(self, options: Index) -> Index:
+        """Devices of each type that options take; -1 is none. Shape [kinds]."""
+        found = np.zeros(len(self.capacity), dtype=np.int64)
+        taken = options[options >= 0]
+        np.add.at(found, self.kinds[taken], self.degrees[taken])
+        return found
 
 
 @dataclass(slots=True)
@@ -83,7 +134,7 @@ class Rows:
 
     Attributes:
         needs: The jobs.
-        level: Level of each; -1 for a job without devices. Shape [n].
+        level: Option of each; -1 for a job without devices. Shape [n].
         start_s: Time until it has them; 0 for now. Shape [n].
         due_s: Time by which it has to end; infinity if it is late anyway. Shape [n].
         slot_s: Longest delay of a start.
@@ -107,7 +158,7 @@ class Rows:
 
     @property
     def now(self) -> Index:
-        """Level that each job has now; -1 for none. Shape [n]."""
+        """Option that each job has now; -1 for none. Shape [n]."""
         return np.where(self.start_s > 0.0, -1, self.level)
 
     @property
@@ -115,11 +166,9 @@ class Rows:
         """Jobs that start later. Shape [k]."""
         return np.flatnonzero((self.level >= 0) & (self.start_s > 0.0))
 
-    def free(self) -> int:
-        """Devices that are free now."""
-        level = self.now
-        held = self.needs.degrees[level[level >= 0]]
-        return self.needs.capacity - int(held.sum())
+    def free(self) -> Index:
+        """Devices of each type that are free now. Shape [kinds]."""
+        return self.needs.capacity - self.needs.used(self.now)
 
     def _parts(self, moved: Flags | None = None) -> tuple[Index, Floats, Floats]:
         """Degree, time to the end and stall of each job. Shape [n]."""
@@ -146,6 +195,7 @@ class Rows:
             degree,
             time_s,
             stall_s,
+            self.needs.kinds[self.level],
             self.due_s + (EARLY_S / 4 if before else 0.0),
             0.0 if before else GAP_S,
             self.slot_s,
@@ -154,27 +204,31 @@ class Rows:
         return found
 
     def free_later(self) -> tuple[Floats, Index]:
-        """Times at which paused jobs start, and the devices that are then free."""
+        """Times at which paused jobs start, and devices of each type free then."""
         degree, time_s, stall_s = self._parts()
         starts = np.unique(self.start_s[self.paused])
-        moves = self.moves(degree)
+        moves = self.moves(np.maximum(self.level, 0))
         end_s = self.start_s + time_s + moves * stall_s
         end_s += np.where(self.start_s > 0.0, self.slot_s, 0.0)
         there = (self.start_s <= starts[:, None]) & (starts[:, None] < end_s + GAP_S)
-        return starts, self.needs.capacity - (there * degree).sum(axis=1)
+        kinds = np.arange(len(self.needs.capacity))
+        of_type = self.needs.kinds[self.level][:, None] == kinds
+        return starts, self.needs.capacity - there @ (degree[:, None] * of_type)
 
-    def moves(self, degree: Index) -> Index:
-        """Larger jobs that start later, and may move a job. Shape of ``degree``.
+    def moves(self, options: Index) -> Index:
+        """Larger jobs that start later, and may move a job. Shape of ``options``.
 
         Args:
-            degree: Devices of each job. Shape [n] or [n, levels].
+            options: Option of each job. Shape [n] or [n, options].
         """
-        paused = self.paused
-        due_s = self.due_s.reshape(-1, *(1,) * (degree.ndim - 1))
-        found = np.zeros(np.broadcast_shapes(degree.shape, due_s.shape), dtype=np.int64)
-        for at in paused.tolist():
-            larger = int(self.needs.degrees[self.level[at]])
-            found += (degree < larger) & (self.start_s[at] < due_s)
+        needs = self.needs
+        due_s = self.due_s.reshape(-1, *(1,) * (options.ndim - 1))
+        found = np.zeros(np.broadcast_shapes(options.shape, due_s.shape), np.int64)
+        degree, of_type = needs.degrees[options], needs.kinds[options]
+        for at in self.paused.tolist():
+            larger = degree < needs.degrees[self.level[at]]
+            larger &= of_type == needs.kinds[self.level[at]]
+            found += larger & (self.start_s[at] < due_s)
         return found
 
 
@@ -184,10 +238,11 @@ def _hold(
     degree: Index,
     time_s: Floats,
     stall_s: Floats,
+    kinds: Index,
     due_s: Floats,
     gap_s: float,
     slot_s: float,
-    capacity: int,
+    capacity: Index,
 ) -> bool:
     """Return True if rows end in time and devices suffice.
 
@@ -196,10 +251,11 @@ def _hold(
         degree: Devices; 0 for no row. Shape [n].
         time_s: Time from its begin to its end. Shape [n].
         stall_s: Time that a move takes. Shape [n].
+        kinds: Type of the devices. Shape [n].
         due_s: Time by which it has to end. Shape [n].
         gap_s: Time for which its devices are then free at least.
         slot_s: Longest delay of a start.
-        capacity: Devices.
+        capacity: Devices of each type. Shape [kinds].
     """
     jobs = len(start_s)
     end_s = np.zeros(jobs)
@@ -209,7 +265,8 @@ def _hold(
             continue
         moves = 0
         for other in later:
-            if degree[other] > degree[job] and start_s[other] < due_s[job]:
+            larger = degree[other] > degree[job] and kinds[other] == kinds[job]
+            if larger and start_s[other] < due_s[job]:
                 moves += 1
         end_s[job] = start_s[job] + time_s[job] + moves * stall_s[job]
         if start_s[job] > 0.0:
@@ -218,71 +275,112 @@ def _hold(
             return False
     for place in range(-1, len(later)):
         at_s = 0.0 if place < 0 else start_s[later[place]]
-        used = 0
+        free = capacity.copy()
         for job in range(jobs):
             if degree[job] > 0 and start_s[job] <= at_s < end_s[job] + gap_s:
-                used += degree[job]
-        if used > capacity:
+                free[kinds[job]] -= degree[job]
+        if free.min() < 0:
             return False
     return True
 
 
-def make_way(rows: Rows, job: int, level: int, able: Flags, tries: int) -> int:
-    """Start a job where others pause for it; do nothing where that breaks a promise.
+def make_way(rows: Rows, job: int, option: int, able: Flags, tries: int) -> int:
+    """Start a job where others make way; do nothing where that breaks a promise.
+
+    One of them goes to devices of another type, or some of them pause.
 
     Args:
         rows: Rows of all jobs; changed.
         job: The job.
-        level: Its level.
+        option: Its devices.
         able: Jobs that may pause. Shape [n].
         tries: Most rows that are tried.
 
     Returns:
         Rows that were tried.
     """
-    needs = rows.needs
-    short = int(needs.degrees[level]) - rows.free()
-    who = np.flatnonzero(able & (rows.now >= 0))
+    needs, kind = rows.needs, rows.needs.kinds[option]
+    free, now = rows.free(), rows.now
+    short = int(needs.degrees[option] - free[kind])
+    who = np.flatnonzero(able & (now >= 0) & (needs.kinds[now] == kind))
     if not len(who):
         return 0
-    every = np.broadcast_to(needs.degrees, needs.restart_s.shape)
-    moves_s = rows.moves(every)[who] * needs.stalls[who]
-    latest_s = rows.due_s[who][:, None] - EARLY_S / 4 - rows.slot_s - moves_s
-    latest_s -= needs.restart_s[who]
-    until_s = needs.restart_s[job, level] + 2 * GAP_S
-    fits = latest_s >= until_s
-    # The lowest level at which a job can wait until this one has ended; else the level
-    # at which it can wait longest.
-    later = np.where(fits.any(axis=1), fits.argmax(axis=1), latest_s.argmax(axis=1))
-    at = np.arange(len(who))
-    start_s = latest_s[at, later]
-    spare_s = start_s - _SPARE * needs.stalls[who, later]
-    start_s = np.where(fits.any(axis=1), np.maximum(spare_s, until_s), start_s)
-    degree = needs.degrees[rows.now[who]]
-    useful = start_s > 0.0
+    later, start_s = _latest(rows, who, needs.restart_s[job, option] + 2 * GAP_S)
+    degree = needs.degrees[now[who]]
     tried = 0
     trial = rows.copy()
 
-    def attempt(group: list[int]) -> bool:
+    def attempt(changed: list[tuple[int, int, float]]) -> bool:
         trial.take(rows)
-        trial.level[job], trial.start_s[job] = level, 0.0
-        for one in group:
-            trial.level[who[one]], trial.start_s[who[one]] = later[one], start_s[one]
-        return trial.free() >= 0 and trial.hold()
+        trial.level[job], trial.start_s[job] = option, 0.0
+        for one, to, at_s in changed:
+            trial.level[one], trial.start_s[one] = to, at_s
+        return bool((trial.free() >= 0).all()) and trial.hold()
 
-    single = np.flatnonzero(useful & (degree >= short))
-    for one in single[np.lexsort((-start_s[single], degree[single]))][:_TRIED].tolist():
+    single = np.flatnonzero((start_s > 0.0) & (degree >= short))
+    single = single[np.lexsort((-start_s[single], degree[single]))][:_TRIED]
+    ways = _elsewhere(rows, who[degree >= short], free, kind)
+    pauses = [(int(who[one]), int(later[one]), float(start_s[one])) for one in single]
+    for way in [*ways, *pauses]:
         if tried >= tries:
             return tried
         tried += 1
-        if attempt([one]):
+        if attempt([way]):
             rows.take(trial)
             return tried
-    several = np.flatnonzero(useful & (degree < short))
+    several = np.flatnonzero((start_s > 0.0) & (degree < short))
     several = several[np.argsort(-start_s[several], kind="stable")]
     enough = np.flatnonzero(np.cumsum(degree[several]) >= short)
     if len(enough) and tried < tries:
         tried += 1
-        if attempt(several[: enough[0] + 1].tolist()):
+        group = several[: enough[0] + 1]
+        if attempt(
+            [(int(who[one]), int(later[one]), float(start_s[one])) for one in group]
+        ):
             rows.take(trial)
     return tried
+
+
+def _latest(rows: Rows, who: Index, until_s: float) -> tuple[Index, Floats]:
+    """Options with which jobs of one type can start again, and the latest times.
+
+    Args:
+        rows: Rows of all jobs.
+        who: The jobs that pause. Shape [k].
+        until_s: Time until which each has to pause, if it can.
+
+    Returns:
+        The lowest option with which a job can wait so long, else that with which it can
+        wait longest, and the time; 0 or less if it cannot pause. Shape [k] each.
+    """
+    needs = rows.needs
+    own = np.flatnonzero(needs.kinds == needs.kinds[rows.level[who[0]]])
+    moves = rows.moves(np.broadcast_to(own, (len(needs.jobs), len(own))))
+    mine = np.ix_(who, own)
+    moves_s = moves[who] * needs.stalls[mine]
+    latest_s = rows.due_s[who][:, None] - EARLY_S / 4 - rows.slot_s - moves_s
+    latest_s -= needs.restart_s[mine]
+    fits = latest_s >= until_s
+    later = np.where(fits.any(axis=1), fits.argmax(axis=1), latest_s.argmax(axis=1))
+    start_s = latest_s[np.arange(len(who)), later]
+    spare_s = start_s - _SPARE * needs.stalls[who, own[later]]
+    start_s = np.where(fits.any(axis=1), np.maximum(spare_s, until_s), start_s)
+    return own[later], start_s
+
+
+def _elsewhere(
+    rows: Rows, who: Index, free: Index, kind: int
+) -> list[tuple[int, int, float]]:
+    """Jobs that can go on in time on free devices of another type.
+
+    Returns:
+        The jobs, their options there and 0, the smallest jobs first.
+    """
+    needs, found = rows.needs, []
+    for job in who[np.argsort(needs.degrees[rows.level[who]], kind="stable")].tolist():
+        for option in needs.ranked[job].tolist():
+            on = needs.kinds[option]
+            if option >= 0 and on != kind and needs.degrees[option] <= free[on]:
+                found.append((job, option, 0.0))
+                break
+    return found[:_TRIED]

@@ -92,11 +92,13 @@ ELASTIC_RULES: Mapping[str, Rule] = {
         make=CheapestFirst,
         source="own; jobs are chosen as in Moore 1968",
         promises=True,
+        mixed=True,
     ),
     "learned": Rule(
         make=_learned,
         source="own; trained by evolution strategies, Salimans et al. 2017",
         promises=True,
+        mixed=True,
     ),
     "gavel-like": Rule(
         make=lambda: Assignment(elastic=False),

@@ -50,8 +50,10 @@ def one_kind(session: ElasticSession, name: str) -> int:
 class Levels:
     """Degrees that each model can use, of one device type."""
 
-    def __init__(self, session: ElasticSession, capacity: int, peak: bool) -> None:
-        rates = session.rates[:, 0, :, 0]
+    def __init__(
+        self, session: ElasticSession, capacity: int, peak: bool, kind: int = 0
+    ) -> None:
+        rates = session.rates[:, kind, :, 0]
         able = (rates > 0.0) & (session.degrees <= capacity)
         # A batch is not divided below one sample a device.
         batch = np.array([key.batch for key in session.config.source.models])

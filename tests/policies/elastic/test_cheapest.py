@@ -75,7 +75,7 @@ def test_to_follow_the_rows_is_always_safe(slot_s: float) -> None:
     paused = 0
     while not one.over:
         one.apply(rule.decide(one))
-        rows = _rows(rule._needs(one, 16), slot_s)
+        rows = _rows(rule._needs(one), slot_s)
         promised = one.fate[one.alive] == Fate.PROMISED
         assert (rows.level[promised] >= 0).all()
         assert rows.hold(before=True)
