@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 
 __all__ = ["STEP_FEATURES", "Ordering"]
 
@@ -58,7 +58,7 @@ class _State(NamedTuple):
     memory: Array
 
 
-@compiled
+@inner
 def _take(problem: _Problem, state: _State, row: int, group: int) -> None:
     """Put a group next in one order."""
     start, stage, block = state.position[row], problem.stage[row], problem.block[row]
@@ -92,7 +92,7 @@ def _take(problem: _Problem, state: _State, row: int, group: int) -> None:
         state.memory[row] = min(state.memory[row], problem.memory[group])
 
 
-@compiled
+@inner
 def _describe(problem: _Problem, state: _State, row: int, steps: Array) -> None:
     """Write features of the remaining groups; 0 for others. [G, STEP_FEATURES]."""
     at, count = state.position[row], problem.devices[row]

@@ -17,7 +17,7 @@ from envs.ramp.jobs import RampJobs, RampTables, ramp_tables
 from envs.ramp.placement import servers_given
 from envs.ramp.world import Arrival, Summary, check_arrivals
 from planner.errors import StrategyError
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 
 __all__ = [
     "OUTCOMES",
@@ -115,7 +115,7 @@ def servers_in(mask: np.uint64) -> int:
     return int((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@compiled
+@inner
 def leave(ends_s: Array, masks: Masks, count: int, now_s: float) -> tuple[int, int]:
     """Drop the jobs that have ended.
 
@@ -337,7 +337,7 @@ class RampEpisodes:
         tables: RampTables | None = None,
         log: ReplayLog | None = None,
     ) -> None:
-        self.jobs, self.horizon_s = jobs, horizon_s
+        self.jobs, self.horizon_s = jobs, float(horizon_s)
         self.log = log
         self.tables = ramp_tables(jobs) if tables is None else tables
         self._names = list(jobs.jobs)

@@ -19,7 +19,7 @@ from envs.ramp.episodes import servers_in
 from envs.ramp.jobs import RampTables
 from envs.ramp.placement import BlockTable, servers_given
 from envs.ramp.state import Moment, RampState, moment_of
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, inlined, inner
 
 __all__ = [
     "BLOCK_SIZES",
@@ -113,7 +113,7 @@ def make_memo() -> ShareMemo:
     return ShareMemo(np.zeros(slots, np.uint64), np.zeros(slots, np.uint64))
 
 
-@compiled
+@inner
 def _count_free(blocks: BlockTable, num_servers: int, busy: np.uint64) -> np.uint64:
     """Count servers that are free, and free in blocks of each size, a byte each."""
     free = num_servers - servers_in(busy)
@@ -169,7 +169,7 @@ def busy_at(moment: Moment, time_s: float) -> np.uint64:
     return busy
 
 
-@compiled
+@inner
 def list_candidates(
     tables: RampTables,
     moment: Moment,
@@ -200,7 +200,7 @@ def list_candidates(
         out.jct_s[1 + k] = jct_s[k]
 
 
-@compiled
+@inner
 def write_features(
     tables: RampTables,
     moment: Moment,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from envs.ramp.job import RampJob
 from envs.ramp.topology import RampTopology
-from planner.simulate.compiled import compiled, copy_into
+from planner.simulate.compiled import compiled, copy_into, inner
 
 __all__ = [
     "BlockTable",
@@ -92,7 +92,7 @@ def split_job(job: RampJob, degree: int, topology: RampTopology) -> SplitJob:
     )
 
 
-@compiled
+@inner
 def _beside_parent(job: SplitJob, op: int, free: Array, servers: Index) -> bool:
     """Give an op the servers of the first parent with as many sub-ops and room."""
     size = job.splits[op]
@@ -109,7 +109,7 @@ def _beside_parent(job: SplitJob, op: int, free: Array, servers: Index) -> bool:
     return False
 
 
-@compiled
+@inner
 def _in_block(job: SplitJob, op: int, busy: NDArray[np.bool_], free: Array) -> int:
     """Find the first block whose servers are free and have room, or -1."""
     size = job.splits[op]

@@ -21,6 +21,7 @@ __all__ = [
     "RampState",
     "believed_jct_s",
     "exact_state",
+    "moment_at",
     "moment_of",
     "past",
 ]
@@ -108,7 +109,9 @@ def believed_jct_s(tables: RampTables, known_jct_s: Array) -> Array:
     """
     jobs = np.arange(len(tables.sequential_jct_s))[:, None]
     known = known_jct_s[:, jobs, tables.splits]
-    return np.where(np.isnan(known), tables.empty_jct_s, known)
+    found = np.where(np.isnan(known), tables.empty_jct_s, known)
+    # In one layout, as code is compiled for each.
+    return np.ascontiguousarray(found)
 
 
 def exact_state(episodes: RampEpisodes, interval_s: Array) -> RampState:
@@ -156,3 +159,13 @@ def moment_of(state: RampState, row: int) -> Moment:
         state.horizon_s,
         state.interval_s[row],
     )
+
+
+def moment_at(state: RampState, row: int) -> Moment:
+    """Return the state of one of several episodes, typed as in compiled code.
+
+    Python gets the mask as an int, for which all that takes a moment would be compiled
+    once more.
+    """
+    found = moment_of(state, row)
+    return found._replace(busy=np.uint64(found.busy))

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from envs.ramp.job import RampJob
 from envs.ramp.topology import RampTopology
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 
 __all__ = [
     "JobEdges",
@@ -80,7 +80,7 @@ def link_rates(topology: RampTopology) -> LinkRates:
     )
 
 
-@compiled
+@inner
 def message_s(size_bytes: float, rates: LinkRates) -> float:
     """Seconds of a message between two servers; 0 for an empty one."""
     if size_bytes == 0.0:
@@ -89,7 +89,7 @@ def message_s(size_bytes: float, rates: LinkRates) -> float:
     return seconds
 
 
-@compiled
+@inner
 def collective_s(
     size_bytes: float, groups: int, racks: int, servers: int, rates: LinkRates
 ) -> float:
@@ -189,7 +189,7 @@ class SubGraph(NamedTuple):
     duration: Array
 
 
-@compiled
+@inner
 def _size(job: JobEdges, splits: Index, source: int, target: int) -> float:
     """Bytes of an edge between sub-ops of two ops."""
     count = len(splits)
@@ -206,7 +206,7 @@ def _size(job: JobEdges, splits: Index, source: int, target: int) -> float:
     return size
 
 
-@compiled
+@inner
 def _same_servers(
     job: JobEdges, splits: Index, servers: Index, edges: Index, tally: Index
 ) -> bool:
@@ -222,7 +222,7 @@ def _same_servers(
     return not tally.any()
 
 
-@compiled
+@inner
 def _group_s(
     job: JobEdges, splits: Index, servers: Index, edges: Index, rates: LinkRates
 ) -> float:
@@ -242,7 +242,7 @@ def _group_s(
     return _touched_s(total, touched, rates)
 
 
-@compiled
+@inner
 def _touch(server: int, rates: LinkRates, touched: NDArray[np.bool_]) -> None:
     rack = server // rates.servers
     touched[0, rack // rates.racks] = True
@@ -250,7 +250,7 @@ def _touch(server: int, rates: LinkRates, touched: NDArray[np.bool_]) -> None:
     touched[2, server % rates.servers] = True
 
 
-@compiled
+@inner
 def _touched_s(size: float, touched: NDArray[np.bool_], rates: LinkRates) -> float:
     groups, racks, servers = touched[0].sum(), touched[1].sum(), touched[2].sum()
     if groups * racks * servers == 1:
@@ -258,7 +258,7 @@ def _touched_s(size: float, touched: NDArray[np.bool_], rates: LinkRates) -> flo
     return collective_s(size, groups, racks, servers, rates)
 
 
-@compiled
+@inner
 def _list_edges(
     job: JobEdges, splits: Index, servers: Index, rates: LinkRates
 ) -> tuple[Index, Array, Index, int]:
@@ -305,7 +305,7 @@ def _list_edges(
     return first, seconds, sync, number
 
 
-@compiled
+@inner
 def _sub_ops(
     job: JobEdges, splits: Index, servers: Index
 ) -> tuple[Index, Index, Array]:
@@ -336,7 +336,7 @@ class _Sent(NamedTuple):
     duration: Array
 
 
-@compiled
+@inner
 def _fill_edges(
     job: JobEdges,
     splits: Index,
@@ -366,7 +366,7 @@ def _fill_edges(
                 at += 1
 
 
-@compiled
+@inner
 def _fill_sync(
     job: JobEdges,
     splits: Index,
@@ -438,7 +438,7 @@ def sub_graph(
     )
 
 
-@compiled
+@inner
 def _complete(
     done: Index, graph: SubGraph, met: Index, queue: Index, queued: Index, most: int
 ) -> None:
@@ -455,7 +455,7 @@ def _complete(
             queued[server] += 1
 
 
-@compiled
+@inner
 def _first_of(
     queue: Index, queued: Index, most: int, compute: Array, running: Index
 ) -> None:
@@ -469,7 +469,7 @@ def _first_of(
                 best, running[server] = op, place
 
 
-@compiled
+@inner
 def _tick_s(
     graph: SubGraph,
     running_left: Array,
@@ -495,7 +495,7 @@ def _tick_s(
     return tick
 
 
-@compiled
+@inner
 def _pass_time(ready: Index, edge_left: Array, tick: float, done: Index) -> int:
     """Advance ready edges; those that are left move to the front of ``ready``.
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from envs.stream.state import StreamState
 from envs.stream.tables import StreamTables
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, inlined, inner
 
 __all__ = [
     "CHOSEN",
@@ -71,7 +71,7 @@ def sent_bytes_per_s(duty: float, bandwidth: float, per_host: int) -> float:
     return duty * bandwidth * per_host
 
 
-@compiled
+@inner
 def sum_loads(tables: StreamTables, state: StreamState) -> None:
     """Fill in each link's requested rate, the largest of a job, and duties."""
     state.load[:] = 0.0
@@ -172,11 +172,11 @@ def _both(duty: float, shift: float, other: float, other_shift: float) -> float:
     return min(found, duty, other)
 
 
-@compiled
+@inner
 def chosen_stretch(
     tables: StreamTables,
     state: StreamState,
-    slot: int,
+    slot: int | np.int64,
     model: int,
     choice: int,
     reach: int,

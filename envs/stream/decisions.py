@@ -21,7 +21,7 @@ from envs.stream.contention import (
 from envs.stream.events import Rewards, drop_head
 from envs.stream.state import TOTALS, StreamState
 from envs.stream.tables import StreamTables
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, inlined, inner
 
 __all__ = [
     "OUTCOMES",
@@ -164,7 +164,7 @@ def empty_options(tables: StreamTables) -> Options:
     )
 
 
-@compiled
+@inner
 def _harmed(
     tables: StreamTables,
     state: StreamState,
@@ -224,7 +224,7 @@ def _harmed(
 
 @compiled
 def list_options(
-    tables: StreamTables, state: StreamState, out: Options, least: int = 0
+    tables: StreamTables, state: StreamState, out: Options, least: int | np.int64
 ) -> None:
     """List the candidates for the head.
 
@@ -273,7 +273,16 @@ def list_options(
             )
             if tables.bursts[0] == CHOSEN:
                 stretch = chosen_stretch(
-                    tables, state, -1, model, choice, reach, given, more, 0.0, 0.0
+                    tables,
+                    state,
+                    np.int64(-1),
+                    model,
+                    choice,
+                    reach,
+                    given,
+                    more,
+                    0.0,
+                    0.0,
                 )
             else:
                 stretch = link_stretch(
@@ -302,7 +311,7 @@ def list_options(
             out.harmed[choice] = _harmed(tables, state, reach, more, duty, shift)
 
 
-@compiled
+@inner
 def _start(
     tables: StreamTables, state: StreamState, options: Options, choice: int
 ) -> None:
@@ -336,7 +345,7 @@ def _start(
     refresh(tables, state)
 
 
-@compiled
+@inner
 def _outcome(
     tables: StreamTables, state: StreamState, options: Options, choice: int
 ) -> int:
@@ -389,5 +398,5 @@ def decide(
         state.totals[_COUNTED[outcome - 1]] += 1
         state.totals[_T_REWARD] += rewards.blocked
     remember(state.seen, longest / work)
-    drop_head(state, 0)
+    drop_head(state, np.int64(0))
     return outcome

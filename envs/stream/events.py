@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from envs.stream.contention import refresh
 from envs.stream.state import TOTALS, StreamState
 from envs.stream.tables import StreamTables
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 
 __all__ = ["Rewards", "Stream", "drop_head", "end_job", "proceed"]
 
@@ -62,7 +62,7 @@ class Rewards(NamedTuple):
     mean_work_s: float
 
 
-@compiled
+@inner
 def _spend(tables: StreamTables, state: StreamState, until_s: float) -> None:
     """Advance time while nothing changes."""
     span = until_s - state.clock[0]
@@ -87,8 +87,8 @@ def _spend(tables: StreamTables, state: StreamState, until_s: float) -> None:
     state.clock[0] = until_s
 
 
-@compiled
-def end_job(tables: StreamTables, state: StreamState, slot: int) -> None:
+@inner
+def end_job(tables: StreamTables, state: StreamState, slot: int | np.int64) -> None:
     """Free the devices of a slot."""
     choice = state.choice[slot]
     for host in state.given[slot]:
@@ -100,9 +100,9 @@ def end_job(tables: StreamTables, state: StreamState, slot: int) -> None:
     state.running[slot] = False
 
 
-@compiled
+@inner
 def _account(
-    tables: StreamTables, state: StreamState, rewards: Rewards, slot: int
+    tables: StreamTables, state: StreamState, rewards: Rewards, slot: int | np.int64
 ) -> None:
     """Add a job that ends now to the totals."""
     totals, now = state.totals, state.clock[0]
@@ -125,8 +125,8 @@ def _account(
     totals[_DEGREE] += tables.degrees[choice]
 
 
-@compiled
-def drop_head(state: StreamState, which: int) -> None:
+@inner
+def drop_head(state: StreamState, which: int | np.int64) -> None:
     """Remove a waiting job; those behind it move up."""
     waiting = state.waiting
     for index in range(which, state.counts[0] - 1):
@@ -139,7 +139,7 @@ def drop_head(state: StreamState, which: int) -> None:
         state.counts[2] = 0
 
 
-@compiled
+@inner
 def _drop_late(tables: StreamTables, state: StreamState, rewards: Rewards) -> None:
     """Drop waiting jobs that even an empty cluster could not end in time."""
     waiting, index = state.waiting, 0
@@ -153,7 +153,7 @@ def _drop_late(tables: StreamTables, state: StreamState, rewards: Rewards) -> No
             index += 1
 
 
-@compiled
+@inner
 def _arrive(
     tables: StreamTables, state: StreamState, stream: Stream, rewards: Rewards
 ) -> None:
@@ -186,10 +186,12 @@ def proceed(
     arrives on the horizon counts as arrived and is not decided.
     """
     horizon = state.clock[1]
+    # Typed, as code is compiled for a literal by itself.
+    first: int | np.int64
     while True:
         if state.counts[0] > 0 and state.counts[2] == 0:
             return
-        ending, first = np.inf, -1
+        ending, first = np.inf, np.int64(-1)
         for slot in range(len(state.running)):
             if state.running[slot] and state.ends_s[slot] < ending:
                 ending, first = state.ends_s[slot], slot

@@ -13,7 +13,7 @@ from envs.ramp.features import BLOCK_SIZES, NUM_SHARES, OFFSETS
 from envs.stream.decisions import Options
 from envs.stream.state import StreamState
 from envs.stream.tables import StreamTables
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, inlined, inner
 
 __all__ = [
     "LONGEST",
@@ -72,7 +72,7 @@ def _take(given: Index, many: int, free: Index) -> None:
             free[host] += many
 
 
-@compiled
+@inner
 def _write_later(
     tables: StreamTables, state: StreamState, options: Options, out: Floats
 ) -> None:
@@ -129,7 +129,7 @@ def write_candidates(
             _write_own(tables, state, options, choice, out[1 + choice, last:])
 
 
-@compiled
+@inner
 def _write_own(
     tables: StreamTables, state: StreamState, options: Options, choice: int, out: Floats
 ) -> None:

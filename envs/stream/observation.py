@@ -19,7 +19,7 @@ from envs.stream.features import (
 )
 from envs.stream.state import StreamState
 from envs.stream.tables import StreamTables
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 
 __all__ = ["JOB_FEATURES", "NUM_SHARED", "StreamObserver", "can_wait", "write_shared"]
 
@@ -39,7 +39,7 @@ NUM_SHARED = NUM_HISTORY + len(JOB_FEATURES)
 _MOST_PLACES = 8
 
 
-@compiled
+@inner
 def _capped(seconds: float, interval_s: float) -> float:
     return min(seconds / interval_s, LONGEST) / LONGEST
 

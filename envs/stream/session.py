@@ -367,7 +367,7 @@ class StreamSession:
         if self.log is not None:
             self.log.went_on(self.state)
         if not self.over:
-            list_options(self.tables, self.state, self.options)
+            list_options(self.tables, self.state, self.options, 0)
 
     def decide(self, action: int) -> tuple[float, dict[str, Any]]:
         """Decide the head, and go on to the next decision.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from planner.errors import StrategyError
 from planner.simulate.actions import ActionKind, ActionTable, IntArray
-from planner.simulate.compiled import compiled, copy_into, inlined
+from planner.simulate.compiled import compiled, copy_into, inlined, inner
 from planner.simulate.durations import FloatArray
 from planner.simulate.program import Program, compile_table
 
@@ -274,7 +274,7 @@ def _note(
     state.keys[rank, lane] = (state.bits[rank, lane] & ~_RANK) | rank
 
 
-@compiled
+@inner
 def _begin(
     state: _State,
     rows: Indices,
@@ -409,7 +409,7 @@ def time_with_links(
 # -- Shared cores ----------------------------------------------------------------
 
 
-@compiled
+@inner
 def _soonest(
     begin: FloatArray,
     left: FloatArray,

@@ -13,7 +13,7 @@ from envs.ramp.episodes import RampEpisodes
 from envs.ramp.features import Candidates, empty_candidates, encode, make_memo
 from envs.ramp.history import NUM_HISTORY, write_history
 from envs.ramp.jobs import RampJobs, RampTables, ramp_tables, read_jobs
-from envs.ramp.state import RampState, exact_state, moment_of, past
+from envs.ramp.state import RampState, exact_state, moment_at, past
 from planner.simulate.compiled import compiled
 from policies.fitting import LabelConfig, Labels, MadeLabels
 from policies.futures import LawFutures
@@ -99,7 +99,7 @@ class _Labeller:
         for row in np.flatnonzero(~state.over).tolist():
             actions[row], _ = base_action(
                 self.tables,
-                moment_of(state, row),
+                moment_at(state, row),
                 int(state.model[row]),
                 float(state.beta[row]),
                 state.jct_s[row, state.model[row]],
@@ -122,7 +122,7 @@ class _Labeller:
         costs, variances = np.empty((2, len(found.possible[row])))
         rollout_costs(
             self.tables,
-            moment_of(state, row),
+            moment_at(state, row),
             float(state.beta[row]),
             state.jct_s[row],
             state.seen[row],

@@ -15,7 +15,7 @@ from envs.ramp.arrivals import ArrivalLaw
 from envs.ramp.features import Candidates, empty_candidates, encode
 from envs.ramp.history import NUM_HISTORY, NUM_SEEN, write_history
 from envs.ramp.jobs import RampTables
-from envs.ramp.state import Moment, Past, RampState, moment_of
+from envs.ramp.state import Moment, Past, RampState, moment_at
 from planner.errors import StrategyError
 from policies.baselines import Constant, Flags, Index, Observation
 from policies.futures import Futures, FutureSource, LawFutures, SeenFutures
@@ -200,7 +200,7 @@ class RolloutPolicy:
         costs, variances = np.empty((2, len(candidates.possible)))
         rollout_costs(
             self.tables,
-            moment_of(state, row),
+            moment_at(state, row),
             float(state.beta[row]),
             state.jct_s[row],
             state.seen[row],
@@ -220,7 +220,7 @@ class RolloutPolicy:
         self._room.seen[:] = state.seen[row]
         standing, _ = base_action(
             self.tables,
-            moment_of(state, row),
+            moment_at(state, row),
             model,
             float(state.beta[row]),
             state.jct_s[row, model],

@@ -25,7 +25,7 @@ from envs.ramp.history import NUM_HISTORY, NUM_SEEN, remember, write_history
 from envs.ramp.jobs import RampTables
 from envs.ramp.placement import servers_given
 from envs.ramp.state import Moment
-from planner.simulate.compiled import compiled, copy_into, inlined
+from planner.simulate.compiled import compiled, copy_into, inlined, inner
 from policies.futures import Futures
 from policies.scorer import Scorer, score
 
@@ -218,7 +218,7 @@ def _join(room: Room) -> int:
     return leading
 
 
-@compiled
+@inner
 def _begin(moment: Moment, candidates: Candidates, room: Room) -> int:
     """Set up each candidate's world after the decision; return their number."""
     number, count = moment.number, 0
@@ -239,7 +239,7 @@ def _begin(moment: Moment, candidates: Candidates, room: Room) -> int:
     return count
 
 
-@compiled
+@inner
 def _follow(
     tables: RampTables,
     moment: Moment,

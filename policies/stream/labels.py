@@ -126,7 +126,7 @@ class _Episode:
         shared = np.zeros(NUM_SHARED, dtype=np.float32)
         room = self.room._replace(state=state)
         while not state.counts[3]:
-            list_options(tables, state, room.options)
+            list_options(tables, state, room.options, 0)
             mask = self._mask()
             worth = mask.sum() > 1
             if worth and self.generator.random() < config.labelled:

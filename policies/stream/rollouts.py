@@ -18,7 +18,7 @@ from envs.stream.features import NUM_CANDIDATE_FEATURES, write_candidates
 from envs.stream.observation import NUM_SHARED, can_wait, write_shared
 from envs.stream.state import TOTALS, StreamState, copy_state
 from envs.stream.tables import StreamTables
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 from policies.scorer import Scorer, no_scorer, score
 
 __all__ = [
@@ -93,7 +93,7 @@ def stream_room(
     )
 
 
-@compiled
+@inner
 def _write(source: Any, out: Any) -> None:
     """Copy an array of any type and shape; slices would take minutes to compile."""
     flat, into = source.reshape(-1), out.reshape(-1)
@@ -101,7 +101,7 @@ def _write(source: Any, out: Any) -> None:
         into[index] = flat[index]
 
 
-@compiled
+@inner
 def _restore(source: StreamState, out: StreamState) -> None:
     """Write one state over another of the same shapes."""
     _write(source.clock, out.clock)
@@ -129,7 +129,7 @@ def _restore(source: StreamState, out: StreamState) -> None:
     _write(source.seen, out.seen)
 
 
-@compiled
+@inner
 def _first_possible(
     tables: StreamTables, state: StreamState, options: Options, least: int
 ) -> int:
@@ -145,14 +145,14 @@ def _first_possible(
     return fallback
 
 
-@compiled
+@inner
 def _in_time(tables: StreamTables, state: StreamState) -> bool:
     """Return True if an empty cluster could still end the head in time."""
     fastest = state.waiting.size[0] * tables.fastest_s[state.waiting.model[0]]
     return bool(state.clock[0] + fastest <= state.waiting.due_s[0])
 
 
-@compiled
+@inner
 def _by_rule(tables: StreamTables, least: int, room: StreamRoom) -> int:
     """Return the rule's action; it waits where it can instead of turning away."""
     count = len(tables.degrees)
@@ -163,11 +163,11 @@ def _by_rule(tables: StreamTables, least: int, room: StreamRoom) -> int:
     return chosen
 
 
-@compiled
+@inner
 def _by_score(tables: StreamTables, scorer: Scorer, room: StreamRoom) -> int:
     """Return the possible candidate of least score."""
     count, actions = len(tables.degrees), len(room.features)
-    list_options(tables, room.state, room.options)
+    list_options(tables, room.state, room.options, np.int64(0))
     write_candidates(tables, room.state, room.options, room.features)
     write_shared(tables, room.state, room.shared)
     first, second = room.layers
@@ -245,7 +245,7 @@ def follow(
     """
     streams, count = out.shape[0], len(tables.degrees)
     length = len(futures.time_s) // streams
-    list_options(tables, state, room.first)
+    list_options(tables, state, room.first, np.int64(0))
     before = state.totals[_REWARD]
     for action in range(out.shape[1]):
         impossible = 1 <= action <= count and not room.first.possible[action - 1]

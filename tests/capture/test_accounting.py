@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from planner.capture import capture
 from planner.capture.private_apis import fused_dropout, quiet_forward
+from planner.graph import ModelGraph
 from tests.capture import oracle
 from tests.marked import cases
 from tests.models.convolutional import ResNet, UNet3d
@@ -85,14 +87,19 @@ _CASES: dict[str, tuple[Any, Mapping[str, Any]]] = {
 _ALIKE = ("llama, tied", "llama, dropout")
 
 
+@cache
+def _captured(case: str, repeat: bool) -> ModelGraph:
+    build, inputs = _CASES[case]
+    return capture(build(), inputs, dtype=None, repeat=repeat)
+
+
 @pytest.mark.parametrize("repeat", [True, False])
 @pytest.mark.parametrize("case", cases(_CASES, further=_ALIKE))
 def test_saved_bytes_are_those_of_a_real_run(case: str, repeat: bool) -> None:
     build, inputs = _CASES[case]
-    graph = capture(build(), inputs, dtype=None, repeat=repeat)
     with fused_dropout():
         want = oracle.saved_bytes(build(), inputs)
-    assert graph.saved_bytes == pytest.approx(want, rel=0.1)
+    assert _captured(case, repeat).saved_bytes == pytest.approx(want, rel=0.1)
 
 
 def test_bytes_of_a_recurrent_layer_are_those_of_a_real_run() -> None:
@@ -108,10 +115,8 @@ def test_bytes_of_a_recurrent_layer_are_those_of_a_real_run() -> None:
 @pytest.mark.parametrize("case", [c for c in _CASES if not c.startswith("llama")])
 def test_flops_equal_flop_counter_mode(case: str) -> None:
     build, inputs = _CASES[case]
-    graph = capture(build(), inputs, dtype=None)
-    forward, backward = oracle.flops(build(), inputs)
-    assert graph.forward_flops == forward
-    assert graph.backward_flops == backward
+    graph = _captured(case, True)
+    assert (graph.forward_flops, graph.backward_flops) == oracle.flops(build(), inputs)
 
 
 def test_eager_llama_flops_equal_flop_counter_mode() -> None:
@@ -122,9 +127,7 @@ def test_eager_llama_flops_equal_flop_counter_mode() -> None:
 
 @pytest.mark.parametrize("case", cases(_CASES, further=_ALIKE))
 def test_repeats_traced_once_change_nothing(case: str) -> None:
-    build, inputs = _CASES[case]
-    once = capture(build(), inputs, dtype=None)
-    full = capture(build(), inputs, dtype=None, repeat=False)
+    once, full = _captured(case, True), _captured(case, False)
     assert len(once.blocks) == len(full.blocks)
     assert once.unit_names == full.unit_names
     assert once.forward_flops == pytest.approx(full.forward_flops, rel=1e-3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ _POSITIONS = [name for name, one in MODULES.items() if one.group == "positions"]
 _DIVIDED = {"n-grams", "prefix sums of ids", "window mask", "shift in the mlp"}
 
 
+@cache
 def _read(name: str) -> ModelGraph:
     module, inputs = build_module(name)
     return capture(module, inputs, dtype="float32")

@@ -100,7 +100,7 @@ def documents(draw: st.DrawFn) -> ClusterDocument:
     return ClusterDocument(**given_parts)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(documents())
 def test_round_trip_through_json_and_yaml(document: ClusterDocument) -> None:
     again = ClusterDocument.from_json(document.to_json())
@@ -111,7 +111,7 @@ def test_round_trip_through_json_and_yaml(document: ClusterDocument) -> None:
     assert ClusterDocument.from_data(yaml.safe_load(written)) == document
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(documents())
 def test_every_valid_document_numbers_its_devices(document: ClusterDocument) -> None:
     cluster = Cluster(document)

@@ -22,15 +22,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 __all__ = ["Pool", "PoolError"]
 
-_PRELOAD = [
-    "torch",
-    "torch.distributed",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama",
-    "executors.trainer",
-]
+_PRELOAD = ["tests.distributed.preload"]
 
 
 class PoolError(AssertionError):

@@ -47,8 +47,9 @@ def _contiguous(graph: ModelGraph) -> bool:
 
 
 def test_elements_of_lists_are_units_and_the_rest_stand_beside() -> None:
-    graph = capture(ResNet, {"x": ((1, 3, 64, 64), "float32")})
-    stages = [f"layer{i}.{j}" for i, n in enumerate((3, 4, 6, 3), 1) for j in range(n)]
+    depths = (2, 3, 2)
+    graph = capture(lambda: ResNet(depths, 16), {"x": ((1, 3, 64, 64), "float32")})
+    stages = [f"layer{i}.{j}" for i, n in enumerate(depths, 1) for j in range(n)]
     assert graph.unit_names == ("conv1", "bn1", *stages, "fc")
     assert {b.kind for b in graph.blocks if b.layer.startswith("layer")} == {"conv"}
     assert graph.blocks[-1].kind == "head"

@@ -112,7 +112,7 @@ def transfer_waits(
     return 0.0
 
 
-@compiled
+@inner
 def slow_links(
     rule: Index,
     pp: int,

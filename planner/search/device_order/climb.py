@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from planner.search.device_order.pricer import OrderPricer, Priced
 from planner.search.steps import Steps, completed
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 
 __all__ = [
     "Limits",
@@ -151,13 +151,13 @@ def climb_in_steps(
 # -- Random changes --------------------------------------------------------------
 
 
-@compiled
+@inner
 def _swap_runs(row: Index, first: int, second: int, length: int) -> None:
     for at in range(length):
         row[first + at], row[second + at] = row[second + at], row[first + at]
 
 
-@compiled
+@inner
 def _move(row: Index, source: int, target: int) -> None:
     group = row[source]
     step = 1 if target > source else -1
@@ -166,7 +166,7 @@ def _move(row: Index, source: int, target: int) -> None:
     row[target] = group
 
 
-@compiled
+@inner
 def _restrict(row: Index, usable: Mask) -> None:
     """Keep usable groups in their order, then append missing ones."""
     seen = np.zeros(len(usable), dtype=np.bool_)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import ClusterError
-from planner.simulate.compiled import compiled, copy_into
+from planner.simulate.compiled import compiled, copy_into, inner
 
 __all__ = [
     "EXACT_GROUPS",
@@ -119,7 +119,7 @@ class Placement:
 # -- The slowest pair of two groups ----------------------------------------------
 
 
-@compiled
+@inner
 def _augmented(
     weights: Array, limit: float, row: int, partner: Index, seen: NDArray[np.bool_]
 ) -> bool:
@@ -151,7 +151,7 @@ def _augmented(
     return False
 
 
-@compiled
+@inner
 def _is_perfect(weights: Array, limit: float, partner: Index) -> bool:
     """Return True if edges up to ``limit`` match all rows; fills ``partner``."""
     members = len(weights)
@@ -202,7 +202,7 @@ def bottleneck_matching(weights: Array) -> tuple[float, Index]:
 # -- The tour through the groups -------------------------------------------------
 
 
-@compiled
+@inner
 def _held_karp(edges: Array) -> tuple[float, Index]:
     """Find the exact tour, over subsets and last groups. Source: Held and Karp 1962."""
     count = len(edges)
@@ -233,7 +233,7 @@ def _held_karp(edges: Array) -> tuple[float, Index]:
     return total, path
 
 
-@compiled
+@inner
 def _length(edges: Array, path: Index) -> float:
     total = 0.0
     for place in range(1, len(path)):
@@ -241,7 +241,7 @@ def _length(edges: Array, path: Index) -> float:
     return total
 
 
-@compiled
+@inner
 def _nearest_first(edges: Array, start: int) -> Index:
     """Return the path from ``start`` that always goes on to the nearest group left."""
     count = len(edges)
@@ -261,7 +261,7 @@ def _nearest_first(edges: Array, start: int) -> Index:
     return path
 
 
-@compiled
+@inner
 def _two_opt(edges: Array, path: Index) -> None:
     """Reverse runs of the path, in place, until none makes it shorter."""
     count = len(path)
@@ -311,7 +311,7 @@ def open_tour(edges: Array) -> tuple[float, Index]:
 # -- Cost ------------------------------------------------------------------------
 
 
-@compiled
+@inner
 def _members(group: Index, groups: int) -> Index:
     """Return the devices of each group. Shape [groups, n / groups]."""
     found = np.empty((groups, len(group) // groups), dtype=np.int64)
@@ -323,7 +323,7 @@ def _members(group: Index, groups: int) -> Index:
     return found
 
 
-@compiled
+@inner
 def _slowest_group(dp_s: Array, members: Index) -> float:
     slowest = 0.0
     for group in range(len(members)):
@@ -336,7 +336,7 @@ def _slowest_group(dp_s: Array, members: Index) -> float:
     return slowest
 
 
-@compiled
+@inner
 def _pair_weights(pp_s: Array, one: Index, other: Index) -> Array:
     weights = np.empty((len(one), len(other)))
     for row in range(len(one)):
@@ -345,7 +345,7 @@ def _pair_weights(pp_s: Array, one: Index, other: Index) -> Array:
     return weights
 
 
-@compiled
+@inner
 def _distances(pp_s: Array, members: Index) -> Array:
     """Return the bottleneck between any two groups. Shape [groups, groups]."""
     groups = len(members)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.dtfm.cost import Communication, Placement, place, seconds_of
-from planner.simulate.compiled import compiled, copy_into
+from planner.simulate.compiled import compiled, copy_into, inner
 
 __all__ = ["MemeticResult", "memetic_search"]
 
@@ -49,7 +49,7 @@ class MemeticResult:
     population: Index
 
 
-@compiled
+@inner
 def _group_sums(pp_s: Array, group: Index, groups: int) -> Array:
     """Return the sum of seconds from each device to each group. Shape [n, groups]."""
     sums = np.zeros((len(group), groups))
@@ -60,7 +60,7 @@ def _group_sums(pp_s: Array, group: Index, groups: int) -> Array:
     return sums
 
 
-@compiled
+@inner
 def _move(
     pp_s: Array, group: Index, sizes: Index, sums: Array, device: int, target: int
 ) -> None:
@@ -74,7 +74,7 @@ def _move(
     sizes[target] += 1
 
 
-@compiled
+@inner
 def _best_move(
     pp_s: Array,
     group: Index,
@@ -107,7 +107,7 @@ def _best_move(
     return best, device, target
 
 
-@compiled
+@inner
 def _improve_by_cycle(
     pp_s: Array, group: Index, sums: Array, groups: int, start: int
 ) -> bool:
@@ -147,7 +147,7 @@ def _improve_by_cycle(
     return True
 
 
-@compiled
+@inner
 def _local_search(pp_s: Array, group: Index, groups: int, first: int) -> None:
     """Try cycles from one group after another until a whole round gains nothing."""
     sums = _group_sums(pp_s, group, groups)
@@ -160,7 +160,7 @@ def _local_search(pp_s: Array, group: Index, groups: int, first: int) -> None:
         start = (start + 1) % groups
 
 
-@compiled
+@inner
 def _relabelled(group: Index, like: Index, groups: int) -> Index:
     """Rename the groups of a division so that it shares most devices with another."""
     shared = np.zeros((groups, groups), dtype=np.int64)
@@ -176,7 +176,7 @@ def _relabelled(group: Index, like: Index, groups: int) -> Index:
     return names[group]
 
 
-@compiled
+@inner
 def _repair(group: Index, groups: int, keys: Array) -> None:
     """Move devices with the lowest keys out of groups that are too large, in place."""
     size = len(group) // groups

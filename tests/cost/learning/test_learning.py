@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from planner import plan
 from planner.capture import capture
 from planner.cost import CostModel
 from planner.cost.table.step import price_table
+from planner.graph import ModelGraph
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.schema.methods import read_method
 from planner.space import Regime, StrategyTable
@@ -27,6 +29,13 @@ def _model() -> Classifier:
     return Classifier(width=WIDTH, depth=DEPTH)
 
 
+@cache
+def _graph() -> ModelGraph:
+    example = {"x": ((64, 64), "float32")}
+    return capture(_model(), example, loss="cross_entropy", dtype="float32")
+
+
+@cache
 def _cost(pin: str, many: int = 4) -> Any:
     """Context and strategy of a pipeline of four, and both prices of its step."""
     made: Plan = classifier_plan(
@@ -46,11 +55,9 @@ def _cost(pin: str, many: int = 4) -> Any:
             "device_ranges": (),
         }
     )
-    example = {"x": ((64, 64), "float32")}
-    graph = capture(_model(), example, loss="cross_entropy", dtype="float32")
     regime = Regime.of(strategy)
     context = setting_for(
-        graph, CLUSTER, precision=PRECISION, regime=regime, optimizer=Optimizer()
+        _graph(), CLUSTER, precision=PRECISION, regime=regime, optimizer=Optimizer()
     )
     model = CostModel(context)
     table = price_table(context, StrategyTable.from_strategies([strategy]))
@@ -139,13 +146,11 @@ def test_a_timeline_ends_with_the_step(pin: str) -> None:
 
 def test_evidence_of_ones_own_is_weighed_and_tells_where_it_would_break_even() -> None:
     """With four stages alone: a part by itself has no bubble."""
-    example = {"x": ((64, 64), "float32")}
-    graph = capture(_model(), example, loss="cross_entropy", dtype="float32")
     pins = {"pp": 4, "num_microbatches": 4, "schedule": "GPipe", "recompute": "none"}
     steps: dict[str, float] = {}
     for eta, wins in ((0.9, True), (0.01, False)):
         made = plan(
-            graph,
+            _graph(),
             CLUSTER,
             global_batch=BATCH,
             pin=pins,

@@ -141,7 +141,7 @@ class Episode:
     def _go_on(self) -> None:
         proceed(self.tables, self.state, self.stream, self.rewards)
         if not self.over:
-            list_options(self.tables, self.state, self.options)
+            list_options(self.tables, self.state, self.options, 0)
 
     @property
     def over(self) -> bool:

@@ -135,12 +135,12 @@ def test_a_fit_finds_a_scorer_again() -> None:
     )
     costs = np.where(possible, scores - mean, 0).astype(np.float32) * 10
     made = Labels(features, history, possible, costs, np.zeros_like(costs))
-    scorer, loss = fit(made, FitConfig(hidden=16, steps=600, batch=256), seed=2)
+    scorer, loss = fit(made, FitConfig(hidden=16, steps=300, batch=256), seed=2)
     spread = float((costs**2).sum() / possible.sum())
     assert loss < 0.25 * spread
-    further, less = fit(made, FitConfig(hidden=16, steps=300), start=scorer, seed=3)
+    further, less = fit(made, FitConfig(hidden=16, steps=100), start=scorer, seed=3)
     assert less < loss
-    again, _ = fit(made, FitConfig(hidden=16, steps=300), start=scorer, seed=3)
+    again, _ = fit(made, FitConfig(hidden=16, steps=100), start=scorer, seed=3)
     np.testing.assert_array_equal(further.first, again.first)
 
 
