@@ -236,7 +236,9 @@ def plan_throughputs(
         degrees: Numbers of devices, ascending.
         plans: Plans that are searched: ``"replicas"`` for data parallelism of whole
             replicas, ``"data"`` for all data parallelism, ZeRO included, ``"all"``.
-        book: Prices that are known; those that ship by default.
+        book: Prices that are known; those that ship by default. With one of
+            ``search="closed_forms"`` the missing prices of a job on a type are made at
+            once instead of one by one.
         calibration: Fitted constants, as :func:`planner.plan` takes them.
 
     Raises:
@@ -255,18 +257,21 @@ def plan_throughputs(
     shape = (len(models), len(kinds), len(degrees), len(SPREADS))
     table, memory = np.zeros(shape), np.zeros(shape)
     labels = np.full(shape, "", dtype=np.object_)
-    for at in np.ndindex(shape):
-        model, kind, degree, spread = at
-        one = hosts[kind]
-        laid = _shape(int(degrees[degree]), one, spread)
-        price = (
-            None
-            if laid is None
-            else _best(jobs[model], one, laid, plans, book, calibration)
-        )
-        if price is not None:
-            table[at] = 1.0 / price.step_s[0]
-            labels[at], memory[at] = price.label, price.memory_bytes
+    for model, job in enumerate(jobs):
+        for kind, one in enumerate(hosts):
+            laid = {
+                (degree, spread): _shape(int(number), one, spread)
+                for degree, number in enumerate(degrees)
+                for spread in range(len(SPREADS))
+            }
+            places = {at: found for at, found in laid.items() if found is not None}
+            shapes = list(places.values())
+            prices = _best(job, one, shapes, plans, book, calibration)
+            for (degree, spread), price in zip(places, prices, strict=True):
+                at = model, kind, degree, spread
+                if price is not None:
+                    table[at] = 1.0 / price.step_s[0]
+                    labels[at], memory[at] = price.label, price.memory_bytes
     return PricedPlans(
         name=f"priced plans ({plans})",
         models=models,
@@ -305,28 +310,22 @@ def _shape(degree: int, hosts: PricedHosts, spread: int) -> Shape | None:
 def _best(
     job: JobType,
     hosts: PricedHosts,
-    shape: Shape,
+    shapes: Sequence[Shape],
     plans: PlanLimit,
     book: PriceBook,
     calibration: CalibrationChoice,
-) -> PlanPrice | None:
-    """Return the fastest plan within a limit, and within those that it contains.
+) -> list[PlanPrice | None]:
+    """Return the fastest plans within a limit, and within those that it contains.
 
     A search may stop before it has found the best; a wider limit is never slower.
     """
-    best: PlanPrice | None = None
+    best: list[PlanPrice | None] = [None] * len(shapes)
+    on = hosts.host, shapes, hosts.between, hosts.collectives
     for limit, pins in PLAN_LIMITS.items():
-        price = book.price(
-            job,
-            hosts.host,
-            shape,
-            hosts.between,
-            hosts.collectives,
-            pins,
-            calibration,
-        )
-        if price and (best is None or price.step_s[0] < best.step_s[0]):
-            best = price
+        prices = book.prices(job, *on, pins, calibration)
+        for at, (price, known) in enumerate(zip(prices, best, strict=True)):
+            if price and (known is None or price.step_s[0] < known.step_s[0]):
+                best[at] = price
         if limit == plans:
             break
     return best

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from envs.stream.jobs import JobType
 from envs.stream.network import HostKind, Shape, sub_cluster
 from planner.cost import CostModel, PricingContext
 from planner.cost.constants import Calibration
-from planner.errors import PlanFileError
+from planner.errors import PlanFileError, UnknownNameError
 from planner.measurements.store import (
     CalibrationChoice,
     calibrated_recipe,
@@ -34,14 +34,18 @@ from planner.schema import Precision
 from planner.schema.base import fingerprint_bytes, write_atomically
 from planner.schema.cluster import DeviceType, Link, MeasuredCollective
 from planner.search import Candidate, Request, get_partitioner
+from planner.search.refine import ExactPricer
+from planner.search.subclusters import PricedSolution, rank_subclusters
 from planner.space import Pin, normalize_pins
 
 __all__ = [
     "SHIPPED",
     "STRETCHES",
     "PlanPrice",
+    "PlanSearch",
     "PriceBook",
     "price_plan",
+    "price_plans",
     "sequential_step_s",
 ]
 
@@ -49,8 +53,12 @@ __all__ = [
 #: Factors by which links between hosts are slowed down in the prices of a plan.
 STRETCHES = (1.0, 2.0, 4.0, 8.0, 16.0)
 
+PlanSearch = Literal["exhaustive", "closed_forms"]
+
 #: Strategies that the search may simulate.
 _EVALUATIONS = 12
+#: Plans by closed forms that are simulated at most, and their scores over the best one.
+_RANKED, _NEAR = 4, 1.15
 #: Limits of a frugal plan: its step time over the fastest, and its duty over that of
 #: the fastest; and the least duty of the fastest for which there is a frugal plan.
 _FRUGAL_SLOWER, _FRUGAL_DUTY, _BUSY = 1.5, 0.5, 0.05
@@ -152,11 +160,110 @@ def price_plan(
     return least if saves else None
 
 
+def price_plans(
+    job: JobType,
+    kind: HostKind,
+    shapes: Sequence[Shape],
+    between: Link | None,
+    collectives: tuple[MeasuredCollective, ...] = (),
+    pins: Mapping[str, Pin] | None = None,
+    calibration: CalibrationChoice = None,
+) -> list[PlanPrice | None]:
+    """Find the plans of many shapes at once by closed forms, and price each.
+
+    The prices are the simulator's, as those of :func:`price_plan`; a plan may be a few
+    per cent slower than one that it finds.
+
+    Args:
+        job: The job.
+        kind: Kind of the hosts.
+        shapes: Devices that the plans must use; none is frugal.
+        between: Link between the hosts.
+        collectives: Measured collectives.
+        pins: Knobs that the plans must have, as :func:`planner.plan` takes them.
+        calibration: Fitted constants, likewise.
+    """
+    prices: dict[Shape, PlanPrice | None] = {}
+    for together in _batches(kind, shapes, collectives):
+        most = max(shape.hosts for shape in together)
+        size = kind.size if kind.compute_slots is None else together[0].per_host
+        hosts = Shape(kind=together[0].kind, hosts=most, per_host=size)
+        base = _context(job, kind, hosts, between if most > 1 else None, calibration)
+        own = collectives if most == 1 else ()
+        slowed = [
+            CostModel(replace(base, cluster=sub_cluster(kind, hosts, between, stretch)))
+            for stretch in (STRETCHES[1:] if most > 1 else ())
+        ]
+        cluster = sub_cluster(kind, hosts, between, collectives=own)
+        request = Request(
+            context=replace(base, cluster=cluster),
+            global_batch=job.global_batch,
+            pins=normalize_pins(pins or {}),
+        )
+        parts = [
+            np.concatenate([h * size + np.arange(s.per_host) for h in range(s.hosts)])
+            for s in together
+        ]
+        exact = ExactPricer(request=request, model=CostModel(request.context))
+        ranked = rank_subclusters(request, parts, _RANKED)
+        for shape, plans in zip(together, ranked, strict=True):
+            prices[shape] = _best_of(exact, plans, shape, slowed)
+    return [prices[shape] for shape in shapes]
+
+
+def _batches(
+    kind: HostKind,
+    shapes: Sequence[Shape],
+    collectives: tuple[MeasuredCollective, ...],
+) -> list[list[Shape]]:
+    """Return shapes by what makes the cluster that they are parts of differ."""
+    found: dict[tuple[int, bool], list[Shape]] = {}
+    for shape in shapes:
+        share = 0 if kind.compute_slots is None else shape.per_host
+        alone = bool(collectives) and shape.hosts == 1
+        found.setdefault((share, alone), []).append(shape)
+    return list(found.values())
+
+
+def _best_of(
+    exact: ExactPricer,
+    plans: Sequence[PricedSolution],
+    shape: Shape,
+    slowed: Sequence[CostModel],
+) -> PlanPrice | None:
+    """Price the plan that is fastest by the simulator; None if none fits.
+
+    Closed forms are exact without a pipeline, so that only pipelines that come near
+    the first plan are simulated beside it.
+    """
+    near = [
+        one
+        for number, one in enumerate(plans)
+        if number == 0
+        or (one.solution.row["pp"] > 1 and one.score <= _NEAR * plans[0].score)
+        or plans[0].solution.row["pp"] > 1 >= one.solution.row["pp"]
+    ]
+    fitting = [
+        candidate
+        for one in near
+        for candidate in exact.candidates(one.solution.row, one.solution.order, cuts=2)
+        if candidate.cost.fits
+    ]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda candidate: candidate.cost.step_time_s)
+    if shape.hosts == 1:
+        return _priced(best, ())
+    order = plans[0].solution.order
+    return _priced(best, [CostModel(m.context.reordered(order)) for m in slowed])
+
+
 def _priced(candidate: Candidate, slowed: Sequence[CostModel]) -> PlanPrice:
     """Price a strategy with links slowed down; one price for all without links."""
     times = [candidate.cost.step_time_s]
     for model in slowed:
-        times.append(max(model.cost(candidate.strategy).step_time_s, times[-1]))
+        seconds = sum(model.breakdown(candidate.strategy).values())
+        times.append(max(seconds, times[-1]))
     times += times[-1:] * (len(STRETCHES) - len(times))
     # On links slow enough nothing is hidden: the slope is the whole traffic.
     slope = (times[-1] - times[-2]) / (STRETCHES[-1] - STRETCHES[-2])
@@ -168,18 +275,25 @@ def _priced(candidate: Candidate, slowed: Sequence[CostModel]) -> PlanPrice:
     )
 
 
-def sequential_step_s(job: JobType, device: DeviceType) -> float:
+def sequential_step_s(
+    job: JobType, device: DeviceType, search: PlanSearch = "exhaustive"
+) -> float:
     """Seconds of a step on one device that is never full, the unit of deadlines.
 
     Args:
         job: The job.
         device: The reference; its memory is ignored, so that jobs which fit no single
             device have deadlines as well.
+        search: Search of the plan, as :class:`PriceBook` takes it.
     """
     roomy = device.model_copy(update={"memory_bytes": _ROOMY})
     link = Link(bandwidth_bytes_per_s=1e12, latency_s=0.0, source="unused")
     kind = HostKind(device=roomy, size=1, link=link, nic=None, compute_slots=None)
-    price = price_plan(job, kind, Shape(kind=0, hosts=1, per_host=1), None)
+    shape = Shape(kind=0, hosts=1, per_host=1)
+    if search == "closed_forms":
+        price = price_plans(job, kind, [shape], None)[0]
+    else:
+        price = price_plan(job, kind, shape, None)
     if price is None:
         return float("inf")
     return price.step_s[0]
@@ -211,22 +325,61 @@ def _calibrated(choice: CalibrationChoice, device: DeviceType) -> list[Any]:
     return ["calibration", name, device.processors]
 
 
+def _key_of(
+    job: JobType,
+    kind: HostKind,
+    shape: Shape,
+    between: Link | None,
+    collectives: tuple[MeasuredCollective, ...],
+    pins: Mapping[str, Pin] | None,
+    calibration: CalibrationChoice,
+) -> str:
+    """Return the key of a price that a search has found."""
+    alone = shape.hosts == 1
+    return _key(
+        job.fingerprint,
+        _numbers(kind.device),
+        _numbers(kind.link),
+        None if alone else _numbers(kind.nic),
+        None if kind.compute_slots is None else kind.compute_slots / kind.size,
+        (shape.hosts, shape.per_host, *(["frugal"] if shape.frugal else [])),
+        None if alone else _numbers(between),
+        [c.model_dump() for c in collectives] if alone else [],
+        *([dict(pins)] if pins else []),
+        *_calibrated(calibration, kind.device),
+    )
+
+
 class PriceBook:
     """Looks prices up, and computes missing ones.
+
+    Prices by closed forms have keys of their own: a search never finds them, and they
+    are made only where no price of a search is known.
 
     Args:
         path: File to read prices from and to add new ones to, besides those that ship;
             None keeps new ones in memory. A file is valid for the version of the cost
             model that made it: delete it when that changes.
         shipped: Whether to read the prices that ship.
+        search: Search of the plans whose prices are missing: ``exhaustive`` one by one,
+            :func:`price_plan`, or by ``closed_forms`` all at once, :func:`price_plans`;
+            frugal plans by the former.
 
     Raises:
         PlanFileError: If the file is not a price book.
+        UnknownNameError: If there is no such search.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, shipped: bool = True
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        shipped: bool = True,
+        search: PlanSearch = "exhaustive",
     ) -> None:
+        if search not in get_args(PlanSearch):
+            raise UnknownNameError("search of plans", search, get_args(PlanSearch))
+        self.search = search
         self.path = None if path is None else Path(path)
         self._entries: dict[str, Any] = {}
         self._graphs: dict[str, Any] = {}
@@ -250,32 +403,59 @@ class PriceBook:
         pins: Mapping[str, Pin] | None = None,
         calibration: CalibrationChoice = None,
     ) -> PlanPrice | None:
-        """Return the price of :func:`price_plan`."""
-        alone = shape.hosts == 1
-        key = _key(
-            job.fingerprint,
-            _numbers(kind.device),
-            _numbers(kind.link),
-            None if alone else _numbers(kind.nic),
-            None if kind.compute_slots is None else kind.compute_slots / kind.size,
-            (shape.hosts, shape.per_host, *(["frugal"] if shape.frugal else [])),
-            None if alone else _numbers(between),
-            [c.model_dump() for c in collectives] if alone else [],
-            *([dict(pins)] if pins else []),
-            *_calibrated(calibration, kind.device),
-        )
-        if key not in self._entries:
-            made = price_plan(
-                job,
-                kind,
-                shape,
-                None if alone else between,
-                collectives,
-                pins,
-                calibration,
-            )
-            self._entries[key] = None if made is None else asdict(made)
-            self._changed = True
+        """Return the price of one shape; see :meth:`prices`."""
+        return self.prices(job, kind, [shape], between, collectives, pins, calibration)[
+            0
+        ]
+
+    def prices(
+        self,
+        job: JobType,
+        kind: HostKind,
+        shapes: Sequence[Shape],
+        between: Link | None,
+        collectives: tuple[MeasuredCollective, ...] = (),
+        pins: Mapping[str, Pin] | None = None,
+        calibration: CalibrationChoice = None,
+    ) -> list[PlanPrice | None]:
+        """Return the prices of shapes, None where no plan fits.
+
+        Args:
+            job: The job.
+            kind: Kind of the hosts.
+            shapes: Devices that the plans must use.
+            between: Link between the hosts; shapes of one host ignore it.
+            collectives: Measured collectives.
+            pins: Knobs that the plans must have, as :func:`planner.plan` takes them.
+            calibration: Fitted constants, likewise; None for those of the device's
+                document.
+        """
+        given = collectives, pins, calibration
+        keys: list[str] = []
+        one_by_one: dict[str, Shape] = {}
+        at_once: dict[str, Shape] = {}
+        for shape in shapes:
+            key, missing = _key_of(job, kind, shape, between, *given), one_by_one
+            fast = self.search == "closed_forms" and not shape.frugal
+            if fast and key not in self._entries:
+                key, missing = _key(key, "closed forms"), at_once
+            if key not in self._entries:
+                missing[key] = shape
+            keys.append(key)
+        for key, shape in one_by_one.items():
+            link = None if shape.hosts == 1 else between
+            self._keep(key, price_plan(job, kind, shape, link, *given))
+        if at_once:
+            made = price_plans(job, kind, list(at_once.values()), between, *given)
+            for key, price in zip(at_once, made, strict=True):
+                self._keep(key, price)
+        return [self._price_of(key) for key in keys]
+
+    def _keep(self, key: str, price: PlanPrice | None) -> None:
+        self._entries[key] = None if price is None else asdict(price)
+        self._changed = True
+
+    def _price_of(self, key: str) -> PlanPrice | None:
         entry = self._entries[key]
         if entry is None:
             return None
@@ -284,8 +464,10 @@ class PriceBook:
     def sequential_step_s(self, job: JobType, device: DeviceType) -> float:
         """Return the seconds of the function :func:`sequential_step_s`."""
         key = _key("sequential", job.fingerprint, _numbers(device))
+        if self.search == "closed_forms" and key not in self._entries:
+            key = _key(key, "closed forms")
         if key not in self._entries:
-            self._entries[key] = sequential_step_s(job, device)
+            self._entries[key] = sequential_step_s(job, device, self.search)
             self._changed = True
         return float(self._entries[key])
 

@@ -18,7 +18,7 @@ from envs.stream.jobs import JobType, built_in_jobs
 from envs.stream.log import StreamLog
 from envs.stream.network import StreamNetwork
 from envs.stream.observation import StreamObserver
-from envs.stream.prices import PlanPrice, PriceBook
+from envs.stream.prices import PlanPrice, PlanSearch, PriceBook
 from envs.stream.state import StreamState, new_state, summarize, total
 from envs.stream.tables import Bursts, StreamTables, stream_tables
 from planner.cluster import Cluster, device_type
@@ -169,6 +169,8 @@ class StreamConfig:
             for jobs of several hosts.
         prices: File of prices besides those that ship; see
             :class:`envs.stream.prices.PriceBook`.
+        search: Search of the plans that have no price there: by ``closed_forms``, all
+            shapes of a job at once, or ``exhaustive``, 0.1 to 0.3 s each.
         observe: Whether observations are encoded in full; see StreamObserver.
         accepted_reward: Reward of a placed job; taken back if it ends too late.
         blocked_reward: Reward of any other job, and of one that ends too late.
@@ -192,6 +194,7 @@ class StreamConfig:
     bursts: Bursts = "spread"
     shifts: int = 4
     prices: str | os.PathLike[str] | None = None
+    search: PlanSearch = "closed_forms"
     observe: bool = True
     accepted_reward: float = 1.0
     blocked_reward: float = -1.0
@@ -253,7 +256,7 @@ class StreamSession:
             frugal=config.frugal,
             shifts=config.shifts if config.bursts == "chosen" else 1,
         )
-        self.book = PriceBook(config.prices)
+        self.book = PriceBook(config.prices, search=config.search)
         self.tables: StreamTables = stream_tables(
             self.jobs,
             self.network,

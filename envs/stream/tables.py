@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from envs.stream.jobs import JobType
 from envs.stream.network import Shape, StreamNetwork
-from envs.stream.prices import STRETCHES, PlanPrice, PriceBook
+from envs.stream.prices import STRETCHES, PriceBook
 from planner.errors import ClusterError, StrategyError, UnknownNameError
 from planner.schema.cluster import DeviceType
 
@@ -118,16 +118,20 @@ def _prices(
     step_s = np.full((*size, len(STRETCHES)), np.inf)
     duty = np.zeros(size)
     collectives = network.cluster.document.collectives
-    for j, job in enumerate(jobs):
-        for c, shape in enumerate(shapes):
-            kind = network.kinds[shape.kind]
-            for r in [0] if shape.hosts == 1 else range(1, reaches):
-                link = network.levels[r - 1] if r else None
-                price: PlanPrice | None = book.price(
-                    job, kind, shape, link, collectives
-                )
-                if price is not None:
-                    step_s[j, c, r], duty[j, c, r] = price.step_s, price.duty
+    for number, kind in enumerate(network.kinds):
+        mine = [c for c, shape in enumerate(shapes) if shape.kind == number]
+        alone = [c for c in mine if shapes[c].hosts == 1]
+        for r in range(min(1, reaches - 1), reaches):
+            # Shapes of one host have one price: found together with the first level's.
+            columns = [c for c in mine if (r <= 1 if c in alone else r >= 1)]
+            link = network.levels[r - 1] if r else None
+            for j, job in enumerate(jobs):
+                wanted = [shapes[c] for c in columns]
+                prices = book.prices(job, kind, wanted, link, collectives)
+                for c, price in zip(columns, prices, strict=True):
+                    at = j, c, 0 if c in alone else r
+                    if price is not None:
+                        step_s[at], duty[at] = price.step_s, price.duty
     return step_s, duty
 
 

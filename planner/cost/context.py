@@ -69,6 +69,12 @@ class Combinations:
     def __len__(self) -> int:
         return len(self.tp)
 
+    def take(self, chosen: Index) -> Combinations:
+        """Return some of the combinations."""
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        given = {name: column for name, column in columns.items() if column is not None}
+        return replace(self, **{name: column[chosen] for name, column in given.items()})
+
     @property
     def orders(self) -> Index:
         """Order of each, 0 where there is one. Shape [combinations]."""

@@ -387,7 +387,7 @@ def _traffic(
         own: From :func:`_without_links`.
     """
     context, combos = asked.context, asked.combos
-    classes, to_units = asked.classes, asked.classes.count
+    classes = asked.classes
     experts = expert_traffic(
         context, classes, combos, lines.ep["all_to_all"], asked.scale
     )
@@ -397,21 +397,21 @@ def _traffic(
     )
     ep_s = exposed_exchanges(
         context.recipe,
-        experts.seconds @ to_units,
+        classes.per_unit(experts.seconds),
         own["forward_s"].min(axis=0),
         own["backward_s"].min(axis=0),
     )
     return {
         "tp_s": tp.seconds,
         "tp_again_s": tp.again_s,
-        "cp_s": cp.seconds @ to_units,
+        "cp_s": classes.per_unit(cp.seconds),
         "ep_s": ep_s,
         "tp_bytes": tp.sent,
-        "cp_bytes": cp.sent @ to_units,
-        "ep_bytes": experts.sent @ to_units,
+        "cp_bytes": classes.per_unit(cp.sent),
+        "ep_bytes": classes.per_unit(experts.sent),
         "tp_payload": tp.payload,
-        "ep_payload": experts.payload @ to_units,
-        "cp_payload": cp.payload @ to_units,
+        "ep_payload": classes.per_unit(experts.payload),
+        "cp_payload": classes.per_unit(cp.payload),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import EntryPoint
@@ -95,6 +95,11 @@ class Request:
             regime=self.context.regime,
             grad_clip_norm=self.context.grad_clip_norm,
         )
+
+    @cached_property
+    def kept(self) -> dict[Hashable, Any]:
+        """Lists of meshes and rows, by what they list: searches may ask again."""
+        return {}
 
     @cached_property
     def launcher_limits(self) -> LauncherLimits | None:

@@ -178,6 +178,15 @@ class BlockClasses:
         found[np.arange(len(owner)), owner] = 1.0
         return found
 
+    def per_unit(self, values: Array) -> Array:
+        """Sums of the blocks of each unit. Shape [..., classes] to [..., U].
+
+        Models without tp or experts have nothing but zeros to sum.
+        """
+        if not values.any():
+            return np.zeros((*values.shape[:-1], self.count.shape[1]))
+        return np.asarray(values @ self.count)
+
     def column(self, name: str) -> Array:
         """A number of every class's block. Shape [classes]."""
         return np.array([float(getattr(block, name)) for block in self.blocks])

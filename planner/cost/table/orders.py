@@ -32,6 +32,10 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
+#: Attributes of groups by which they differ.
+_OF_GROUPS = ("members", "bandwidth", "latency", "alone", "aggregates")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """Distinct pairs of an order and a pipeline degree.
@@ -182,6 +186,25 @@ class Orders:
         tp, cp, ep = (self.groups(degree, stride, order) for degree, stride in strides)
         known = context.cluster.document.collectives
         return layer_lines(tp, cp, ep, context.recipe, measured=known, tp_wait_s=wait_s)
+
+    def distinct(self, combos: Combinations) -> tuple[Index, Index]:
+        """Number combinations that differ in more than their order of devices.
+
+        Returns:
+            First of each kind, [kinds], and the kind of each, [combinations].
+        """
+        order = combos.orders
+        waits = combos.tp_waits_s(self.lengths[order], self.core_waits_s[order])
+        links = [np.unique(waits, return_inverse=True)[1]]
+        for degree, stride in combos.strides():
+            groups = self.groups(degree, stride, order)
+            parts = (getattr(groups, name) for name in _OF_GROUPS)
+            seen = np.hstack([part for part in parts if part is not None])
+            _, kind = np.unique(seen, axis=0, return_inverse=True)
+            links.append(kind.reshape(-1)[groups.which])
+        degrees = (combos.tp, combos.cp, combos.ep, combos.microbatch)
+        depth = [] if combos.depth is None else [combos.depth]
+        return number_rows(*degrees, combos.sequence_parallel, *depth, *links)
 
     def places(self, which: Index, pp: Index) -> Places:
         """Find the places of rows: device types, boundaries and limits of pipelines.

@@ -71,10 +71,14 @@ def _look_up(
         order=order[first] if len(orders.ids) > 1 else None,
         depth=None if depth is None else depth[first],
     )
+    if combos.order is not None:
+        # Orders that see the same links share the prices of units.
+        first, which = orders.distinct(combos)
+        combos, combo = combos.take(first), which[combo]
     costs = price_units(orders.context, combos, orders.layer_lines(combos))
-    # A combination has one order, so that it and a degree make a place.
     folded = schedule_columns("folded")[table.schedule, 0]
-    rows, pair = number_rows(combo, table.pp, table.virtual_stages, folded)
+    # A place has one degree.
+    rows, pair = number_rows(combo, places.which, table.virtual_stages, folded)
     pairs = Pairs(
         combo=combo[rows],
         pp=table.pp[rows],

@@ -95,8 +95,8 @@ def tensor_traffic(
     seconds, again = _seconds(classes, lines, split, scale, shares)
     payload = _payload(classes, split, shares) * (scale * (combos.tp > 1))[:, None]
     exposed = 1 - context.recipe.layer_overlap
-    seconds, again = (part * exposed @ classes.count for part in (seconds, again))
-    payload = payload @ classes.count
+    seconds, again = (classes.per_unit(part * exposed) for part in (seconds, again))
+    payload = classes.per_unit(payload)
     for unit, stream in _ends(classes):
         size = stream * scale * split
         # One of the two in forward, one in backward.
@@ -173,10 +173,12 @@ def _payload(classes: BlockClasses, split: NDArray[np.bool_], shares: Array) -> 
 
 def _ends(classes: BlockClasses) -> list[tuple[int, float]]:
     """First and last unit of the region, with the bytes of the stream there."""
+    if not classes.region:
+        return []
     layers = np.array([block.kind != "embedding" for block in classes.blocks])
     total = (classes.column("tp_collective_bytes") * layers) @ classes.count
     number = (classes.column("tp_collectives") * layers) @ classes.count
-    ends = (classes.region[0], classes.region[-1]) if classes.region else ()
+    ends = classes.region[0], classes.region[-1]
     return [(unit, float(total[unit] / number[unit])) for unit in ends]
 
 

@@ -61,14 +61,15 @@ class _Book(PriceBook):
         }
         self.shapes: list[Shape] = []
 
-    def price(self, *what: Any) -> PlanPrice | None:
-        _, _, shape, _, _, pins, _ = what
-        self.shapes.append(shape)
+    def prices(self, *what: Any) -> list[PlanPrice | None]:
+        _, _, shapes, _, _, pins, _ = what
+        self.shapes += shapes
         step_s = self._step_s[str(dict(pins))]
         if step_s is None:
-            return None
+            return [None] * len(shapes)
         times = (step_s,) * len(STRETCHES)
-        return PlanPrice(label="plan", step_s=times, duty=0.0, memory_bytes=7.0)
+        made = PlanPrice(label="plan", step_s=times, duty=0.0, memory_bytes=7.0)
+        return [made] * len(shapes)
 
 
 def test_rates_are_those_of_the_best_plans(hosts: tuple[PricedHosts, ...]) -> None:
@@ -103,6 +104,18 @@ def test_rates_are_those_of_the_best_plans(hosts: tuple[PricedHosts, ...]) -> No
     assert 1.0 / found.rates()[0, 0, 0, 0] == pytest.approx(
         alone.prediction.step_time_s, rel=0.05
     )
+
+
+def test_closed_forms_need_no_search(
+    hosts: tuple[PricedHosts, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = PriceBook(shipped=False)
+    searched = plan_throughputs([_JOB], hosts, (1, 2, 8), book=known)
+    monkeypatch.setattr("envs.stream.prices.price_plan", pytest.fail)
+    book = PriceBook(shipped=False, search="closed_forms")
+    found = plan_throughputs([_JOB], hosts, (1, 2, 8), book=book)
+    np.testing.assert_array_equal(found.rates() > 0, searched.rates() > 0)
+    np.testing.assert_array_less(0.97 * searched.rates() - 1e-9, found.rates())
 
 
 def test_replicas_are_whole(hosts: tuple[PricedHosts, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,16 @@ class ClosedForms:
         return PlanPrice(
             label="closed form", step_s=times, duty=busy / whole, memory_bytes=1.0
         )
+
+    def prices(
+        self,
+        job: JobType,
+        kind: HostKind,
+        shapes: Sequence[Shape],
+        between: Link | None,
+        collectives: Any = (),
+    ) -> list[PlanPrice | None]:
+        return [self.price(job, kind, one, between, collectives) for one in shapes]
 
     def sequential_step_s(self, job: JobType, device: DeviceType) -> float:
         return float(job.global_batch)

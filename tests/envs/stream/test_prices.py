@@ -16,12 +16,14 @@ from envs.stream.prices import (
     PlanPrice,
     PriceBook,
     price_plan,
+    price_plans,
     sequential_step_s,
 )
 from envs.stream.tables import stream_tables
 from planner.cluster import Cluster, device_type
 from planner.cost import CostModel, PricingContext
-from planner.errors import PlanFileError
+from planner.errors import PlanFileError, UnknownNameError
+from planner.schema.cluster import MeasuredCollective
 from planner.search import Request, get_partitioner
 
 
@@ -130,6 +132,92 @@ def test_frugal_plans_send_less(network: StreamNetwork, kind: HostKind) -> None:
     assert frugal.step_s[2] < best.step_s[2]
     inside = Shape(kind=0, hosts=1, per_host=2, frugal=True)
     assert price_plan(job, kind, inside, None) is None
+
+
+@pytest.fixture(scope="module")
+def shapes(network: StreamNetwork) -> tuple[Shape, ...]:
+    return network.shapes(16, spread=1)
+
+
+def test_plans_by_closed_forms_are_nearly_those_of_a_search(
+    network: StreamNetwork, kind: HostKind, shapes: tuple[Shape, ...]
+) -> None:
+    """All shapes at once; each is as fast as by a search, on slower links too."""
+    job, link = _job("gpt2-xl"), network.levels[0]
+    together = price_plans(job, kind, shapes, link)
+    searched = PriceBook().prices(job, kind, shapes, link)
+    assert sum(price is not None for price in searched) > 5
+    for price, other in zip(together, searched, strict=True):
+        assert (price is None) == (other is None)
+        if price is not None and other is not None:
+            np.testing.assert_array_less(price.step_s, 1.03 * np.array(other.step_s))
+            assert sorted(price.step_s) == list(price.step_s)
+            assert price.duty == pytest.approx(other.duty, abs=0.03)
+
+
+@pytest.mark.parametrize("slots", [None, 4.0])
+def test_a_shape_has_the_price_that_it_has_alone(
+    slots: float | None, network: StreamNetwork, kind: HostKind
+) -> None:
+    job, link = _job("bert-large"), network.levels[0]
+    some = replace(kind, compute_slots=slots)
+    shapes = [
+        Shape(kind=0, hosts=hosts, per_host=each)
+        for hosts, each in ((1, 1), (1, 4), (2, 1), (2, 4))
+    ]
+    measured = (
+        MeasuredCollective(
+            kind="all_reduce",
+            group_size=4,
+            alpha_s=1e-3,
+            bandwidth_bytes_per_s=1e10,
+        ),
+    )
+    for collectives in ((), measured):
+        together = price_plans(job, some, shapes, link, collectives)
+        for shape, price in zip(shapes, together, strict=True):
+            between = None if shape.hosts == 1 else link
+            (alone,) = price_plans(job, some, [shape], between, collectives)
+            assert price is not None
+            assert alone is not None
+            assert price.step_s == pytest.approx(alone.step_s)
+
+
+def test_prices_by_closed_forms_stay_apart(
+    network: StreamNetwork,
+    kind: HostKind,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search never finds them, and they are not made where it has been."""
+    job, link = replace(_job("bert-large"), global_batch=16), network.levels[0]
+    shapes = [Shape(kind=0, hosts=1, per_host=1), Shape(kind=0, hosts=2, per_host=1)]
+    path = tmp_path / "prices.json"
+    with monkeypatch.context() as patch:
+        patch.setattr("envs.stream.prices.price_plan", pytest.fail)
+        book = PriceBook(path, search="closed_forms")
+        made = book.prices(job, kind, shapes, link)
+        alone_s = book.sequential_step_s(job, kind.device)
+        book.save()
+        monkeypatch.setattr("envs.stream.prices.price_plans", pytest.fail)
+        again = PriceBook(path, search="closed_forms")
+        assert again.prices(job, kind, shapes, link) == made
+        assert again.sequential_step_s(job, kind.device) == alone_s
+    marked = PlanPrice(label="searched", step_s=(1.0,) * 5, duty=0.0, memory_bytes=1.0)
+    monkeypatch.setattr("envs.stream.prices.price_plan", lambda *_: marked)
+    assert PriceBook(path).price(job, kind, shapes[0], link) == marked
+    book = PriceBook(path)
+    assert book.prices(job, kind, shapes, link) == [marked, marked]
+    book.save()
+    known = PriceBook(path, search="closed_forms")
+    assert known.prices(job, kind, shapes, link) == [marked, marked]
+    frugal = replace(shapes[1], frugal=True)
+    assert known.price(job, kind, frugal, link) == marked
+
+
+def test_searches_that_there_are_not() -> None:
+    with pytest.raises(UnknownNameError, match=r"search of plans 'closed'.*'closed_fo"):
+        PriceBook(search="closed")  # type: ignore[arg-type]
 
 
 def test_what_does_not_fit_has_no_price_but_a_yardstick(kind: HostKind) -> None:
