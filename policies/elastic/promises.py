@@ -90,7 +90,7 @@ class Needs(NamedTuple):
 
     @property
     def able(self) -> Flags:
-        """Whether each job can end in time, if it begins now. Shape [n]."""
+        """Flags of jobs that end in time if they begin now. Shape [n]."""
         return self.ranked[:, 0] >= 0
 
     @property
