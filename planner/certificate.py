@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import select
 import subprocess
@@ -25,7 +24,7 @@ from typing import Any, Self
 
 from planner.capture.small import small_module
 from planner.errors import MeshwrightError
-from planner.schema import Plan, Strategy
+from planner.schema import Mesh, Plan, Strategy
 from planner.schema.base import write_atomically
 from planner.schema.plan_parts import Certificate
 
@@ -73,8 +72,9 @@ def own_twin(module: Any, strategy: Strategy | None) -> tuple[Any, str] | None:
     if _parameters(module) <= _MOST_PARAMETERS:
         return module, "the model itself"
     layers = 2 if strategy is None else twin_layers(strategy)
-    degrees = [] if strategy is None else strategy.mesh.model_dump().values()
-    ranks = min(_MOST_RANKS, math.prod(min(degree, 2) for degree in degrees))
+    degrees = Mesh().model_dump() if strategy is None else strategy.mesh.model_dump()
+    small_mesh = Mesh(**{axis: min(degree, 2) for axis, degree in degrees.items()})
+    ranks = min(_MOST_RANKS, small_mesh.num_devices)
     try:
         small = small_module(module, layers=layers)
     except Exception:  # whatever a model's own code raises

@@ -178,6 +178,9 @@ class _Stack(nn.Module):
         return x.square().mean()
 
 
+_PIN = {"dp_shard": 2, "zero_stage": 1, "num_microbatches": 1}
+
+
 @pytest.mark.parametrize("counts", [False, True])
 def test_a_large_module_of_own_code_is_certified_with_few_layers(
     counts: bool, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +189,7 @@ def test_a_large_module_of_own_code_is_certified_with_few_layers(
     monkeypatch.setattr(certificate, "_MOST_PARAMETERS", 1000)
     monkeypatch.setattr(batch_check, "_MOST_PARAMETERS", 1000)
     torch.manual_seed(0)
-    asked = {"example_inputs": torch.rand(8, 16) - 0.5, "pin": {"dp_shard": 2}}
+    asked = {"example_inputs": torch.rand(8, 16) - 0.5, "pin": _PIN}
     if counts:
         with pytest.raises(NoFeasiblePlanError, match="does not train"):
             _plan(_Stack(counts), **asked)

@@ -404,9 +404,8 @@ class PriceBook:
         calibration: CalibrationChoice = None,
     ) -> PlanPrice | None:
         """Return the price of one shape; see :meth:`prices`."""
-        return self.prices(job, kind, [shape], between, collectives, pins, calibration)[
-            0
-        ]
+        given = collectives, pins, calibration
+        return self.prices(job, kind, [shape], between, *given)[0]
 
     def prices(
         self,

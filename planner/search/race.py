@@ -6,7 +6,8 @@ first share of the budget. From then on steps are dealt out by stride scheduling
 (Waldspurger and Weihl 1995): a contender's weight is 1, and up to :data:`_BOOST` more
 by its part of the recent improvements. Nobody's weight falls below 1, so that a late
 winner still gets its turns. The last tenth simulates the most promising solutions of
-all.
+all. Where nothing fits when the time is up, the contender with the largest share goes
+on alone until something does.
 
 Under a time budget steps cost seconds; else they cost simulations, and neither what is
 found nor the log depends on the clock.
