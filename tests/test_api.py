@@ -344,8 +344,9 @@ def test_the_garbage_collector_is_left_as_it_was(
         before = gc.get_freeze_count()
         with pytest.raises(CaptureError, match="unreadable"):
             small()
-        assert gc.get_freeze_count() == before
-        assert (before > 0) == frozen
+        # Frozen objects of other tests may end meanwhile; none may come.
+        assert gc.get_freeze_count() <= before
+        assert (gc.get_freeze_count() > 0) == frozen
         assert counts[0] > 0
     finally:
         (gc.freeze if held else gc.unfreeze)()

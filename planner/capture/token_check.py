@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from planner.capture.fakes import quiet_state
 from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.private_apis import (
+    has_fakes,
     known_tensor,
     modes_off,
     names_of_modules,
@@ -329,6 +330,8 @@ class TokenCheck:
 
     def frozen(self) -> str | None:
         """Return what forward changes or draws in Python; None if nothing is known."""
+        if not has_fakes():
+            return None
         whole, (fake, _) = self._source.module, self._source.fake()
         if _plain_values(fake) != _plain_values(whole):
             # What is kept of sizes stays as it is in runs of equal sizes.
