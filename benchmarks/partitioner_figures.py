@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.intervals import Estimate
-from benchmarks.partitioner_goals import GOAL
 from benchmarks.partitioner_table import KindTable
 
 __all__ = ["draw_curves", "draw_ratios"]
@@ -93,7 +92,7 @@ def _draw_lines(
 
 
 def draw_ratios(tables: Sequence[KindTable], path: Path) -> None:
-    """Over the best baseline of each world, with intervals; dotted: the goal at 1 s."""
+    """Over the best baseline of each world, with intervals."""
     kinds = list(dict.fromkeys(table.kind for table in tables))
     bars = [
         (name, budget_s)
@@ -128,7 +127,6 @@ def draw_ratios(tables: Sequence[KindTable], path: Path) -> None:
             label=f"{name}, {budget_s:g} s",
         )
     panel.axhline(0, color="#000000", linewidth=1)
-    panel.axhline(100 * (GOAL - 1), color="#000000", linewidth=1, linestyle=":")
     panel.set_xticks(range(len(kinds)), kinds)
     panel.set_ylabel("over the best baseline\nof each world (%)")
     panel.grid(axis="y", alpha=0.3)

@@ -47,12 +47,25 @@ class Comparison:
         wins: Worlds where it is better by more than 0.1 %.
         ties: Worlds where neither is.
         losses: Worlds where the other is.
+        ratios: Of all worlds, the least first.
     """
 
     ratio: Estimate
     wins: int
     ties: int
     losses: int
+    ratios: tuple[float, ...]
+
+    @property
+    def worst(self) -> float:
+        """Largest ratio; NaN without worlds."""
+        return self.ratios[-1] if self.ratios else math.nan
+
+    @property
+    def near_worst(self) -> float:
+        """Least ratio that 99 % of the worlds do not exceed; NaN without worlds."""
+        last = math.ceil(0.99 * len(self.ratios)) - 1
+        return self.ratios[last] if self.ratios else math.nan
 
 
 def value_of(answer: Answer | None) -> float | None:
@@ -119,6 +132,7 @@ def compare(
         wins=wins,
         ties=len(logs) - wins - losses,
         losses=losses,
+        ratios=tuple(sorted(np.exp(logs).tolist())),
     )
 
 

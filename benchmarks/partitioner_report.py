@@ -126,6 +126,8 @@ class Report:
             }
         )
         weights = f" Weights {' and '.join(marks)}." if marks else ""
+        clocks = {record.clock for record in self.records}
+        weights += " Seconds are of processor time." if "processor" in clocks else ""
         return (
             f"Worlds: {self._worlds()}.{weights} Ratios are of the objective's value, "
             f"geometric means with 95 % bootstrap intervals over worlds; below 1 is "
@@ -227,6 +229,8 @@ def _summary(tables: Sequence[KindTable]) -> Lines:
             "worlds",
             "solver",
             "over the best of each world",
+            "99 %",
+            "worst",
             "w/t/l",
             "best baseline overall",
             "over that one",
@@ -238,7 +242,8 @@ def _summary(tables: Sequence[KindTable]) -> Lines:
         for solver, against in table.against_strongest.items():
             row = table.row(solver)
             best = row.against_best if row else against
-            mine = [solver, best.ratio.plain(), _counts(best)]
+            ends = [f"{best.near_worst:.2f}", f"{best.worst:.2f}"]
+            mine = [solver, best.ratio.plain(), *ends, _counts(best)]
             other = [table.strongest, against.ratio.plain(), _counts(against)]
             lines.append([*about, *mine, *other])
     return lines

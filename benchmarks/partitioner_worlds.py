@@ -54,6 +54,7 @@ class Record:
         budget_s: Of each solver; None for no clock.
         devices: That are free.
         answers: By solver.
+        clock: Of the budgets: ``wall`` or ``processor``.
     """
 
     world: str
@@ -62,6 +63,7 @@ class Record:
     budget_s: float | None
     devices: int
     answers: dict[str, Answer]
+    clock: str = "wall"
 
 
 def identity(world: World) -> str:
@@ -143,12 +145,14 @@ class Arena:
         graphs: Models that were read, shared by all.
         no_graphs: Folder of weights that were trained without graphs.
         tell: Called with a line before something that takes long.
+        clock: Name of the clock that :func:`time.perf_counter` is.
     """
 
     kept: Kept
     graphs: GraphStore = field(default_factory=GraphStore)
     no_graphs: Path | None = None
     tell: Callable[[str], None] = _log.info
+    clock: str = "wall"
     _warm: set[tuple[str, str]] = field(default_factory=set)
 
     def ask(
@@ -190,6 +194,7 @@ class Arena:
                 budget_s=budget_s,
                 devices=devices,
                 answers=answers,
+                clock=self.clock,
             )
         )
 
