@@ -179,23 +179,11 @@ def priced_hosts(
     return tuple(
         PricedHosts(
             kind=kind or host.device.name,
-            host=_part(host, devices),
+            host=host if devices is None else host.part(devices),
             between=network.levels[-1] if network.levels else None,
             collectives=cluster.document.collectives,
         )
         for host in network.kinds
-    )
-
-
-def _part(host: HostKind, devices: int | None) -> HostKind:
-    size = devices or host.size
-    slots = host.compute_slots
-    return HostKind(
-        device=host.device,
-        size=size,
-        link=host.link,
-        nic=host.nic,
-        compute_slots=None if slots is None else slots * size / host.size,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Cluster
+from planner.cluster.documents import part_of_host
 from planner.errors import ClusterError
 from planner.schema.cluster import (
     ClusterDocument,
@@ -36,17 +37,25 @@ class HostKind:
 
     Attributes:
         device: Type of their devices.
-        size: Devices in each.
-        link: Link between the devices.
-        nic: See :class:`planner.schema.cluster.HostGroup`.
-        compute_slots: See :class:`planner.schema.cluster.HostGroup`.
+        group: One of the hosts. Its name and its memory are left out.
     """
 
     device: DeviceType
-    size: int
-    link: Link
-    nic: Link | None
-    compute_slots: float | None
+    group: HostGroup
+
+    @property
+    def size(self) -> int:
+        """Devices in each."""
+        return self.group.devices_per_host
+
+    @property
+    def is_shared(self) -> bool:
+        """True if a device has more of its host while others do nothing."""
+        return self.group.compute_slots is not None or self.group.nics is not None
+
+    def part(self, devices: int) -> HostKind:
+        """Return hosts of so many of the devices, and their share of the rest."""
+        return replace(self, group=part_of_host(self.group, devices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +99,10 @@ def sub_cluster(
         collectives: Measured collectives; used for one host alone, because it is
             unknown how they would share links.
     """
-    slots, nic = kind.compute_slots, kind.nic
-    group = HostGroup(
-        name="host",
-        count=shape.hosts,
-        devices_per_host=shape.per_host,
-        device=kind.device.name,
-        link=kind.link,
-        # A host's cores are shared evenly by its devices.
-        compute_slots=None if slots is None else slots * shape.per_host / kind.size,
-        nic=None if nic is None or shape.hosts == 1 else _divided(nic, stretch),
+    part = part_of_host(kind.group, shape.per_host)
+    nic = None if shape.hosts == 1 else part.nic
+    group = part.model_copy(
+        update={"count": shape.hosts, "nic": nic and _divided(nic, stretch)}
     )
     levels: tuple[Level, ...] = ()
     if shape.hosts > 1:
@@ -149,10 +152,9 @@ class StreamNetwork:
         made = [
             HostKind(
                 device=types[group.device],
-                size=group.devices_per_host,
-                link=group.link,
-                nic=group.nic,
-                compute_slots=group.compute_slots,
+                group=group.model_copy(
+                    update={"name": "host", "count": 1, "memory_bytes": None}
+                ),
             )
             for group in document.hosts
         ]

@@ -32,7 +32,7 @@ from planner.measurements.store import (
 )
 from planner.schema import Precision
 from planner.schema.base import fingerprint_bytes, write_atomically
-from planner.schema.cluster import DeviceType, Link, MeasuredCollective
+from planner.schema.cluster import DeviceType, HostGroup, Link, MeasuredCollective
 from planner.search import Candidate, Request, get_partitioner
 from planner.search.refine import ExactPricer
 from planner.search.subclusters import PricedSolution, rank_subclusters
@@ -186,7 +186,7 @@ def price_plans(
     prices: dict[Shape, PlanPrice | None] = {}
     for together in _batches(kind, shapes, collectives):
         most = max(shape.hosts for shape in together)
-        size = kind.size if kind.compute_slots is None else together[0].per_host
+        size = together[0].per_host if kind.is_shared else kind.size
         hosts = Shape(kind=together[0].kind, hosts=most, per_host=size)
         base = _context(job, kind, hosts, between if most > 1 else None, calibration)
         own = collectives if most == 1 else ()
@@ -219,7 +219,7 @@ def _batches(
     """Return shapes by what makes the cluster that they are parts of differ."""
     found: dict[tuple[int, bool], list[Shape]] = {}
     for shape in shapes:
-        share = 0 if kind.compute_slots is None else shape.per_host
+        share = shape.per_host if kind.is_shared else 0
         alone = bool(collectives) and shape.hosts == 1
         found.setdefault((share, alone), []).append(shape)
     return list(found.values())
@@ -288,7 +288,10 @@ def sequential_step_s(
     """
     roomy = device.model_copy(update={"memory_bytes": _ROOMY})
     link = Link(bandwidth_bytes_per_s=1e12, latency_s=0.0, source="unused")
-    kind = HostKind(device=roomy, size=1, link=link, nic=None, compute_slots=None)
+    host = HostGroup(
+        name="host", count=1, devices_per_host=1, device=device.name, link=link
+    )
+    kind = HostKind(device=roomy, group=host)
     shape = Shape(kind=0, hosts=1, per_host=1)
     if search == "closed_forms":
         price = price_plans(job, kind, [shape], None)[0]
@@ -335,16 +338,18 @@ def _key_of(
     calibration: CalibrationChoice,
 ) -> str:
     """Return the key of a price that a search has found."""
-    alone = shape.hosts == 1
+    alone, host = shape.hosts == 1, kind.group
+    slots, nics = host.compute_slots, host.nics
     return _key(
         job.fingerprint,
         _numbers(kind.device),
-        _numbers(kind.link),
-        None if alone else _numbers(kind.nic),
-        None if kind.compute_slots is None else kind.compute_slots / kind.size,
+        _numbers(host.link),
+        None if alone else _numbers(host.nic),
+        None if slots is None else slots / kind.size,
         (shape.hosts, shape.per_host, *(["frugal"] if shape.frugal else [])),
         None if alone else _numbers(between),
         [c.model_dump() for c in collectives] if alone else [],
+        *([] if alone or nics is None else [f"nics {min(nics, shape.per_host)}"]),
         *([dict(pins)] if pins else []),
         *_calibrated(calibration, kind.device),
     )

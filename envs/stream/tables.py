@@ -87,7 +87,7 @@ def _peak(device: DeviceType) -> float:
 
 
 def _bandwidth(network: StreamNetwork, shape: Shape, reach: int) -> float:
-    nic, level = network.kinds[shape.kind].nic, network.levels[reach - 1]
+    nic, level = network.kinds[shape.kind].group.nic, network.levels[reach - 1]
     own = np.inf if nic is None else nic.bandwidth_bytes_per_s
     return float(min(own, level.bandwidth_bytes_per_s))
 
@@ -98,7 +98,7 @@ def _capacity(network: StreamNetwork, oversubscription: float) -> Array:
     for reach, level in enumerate(network.levels, start=1):
         found[reach] = 0.0
         for host, kind in enumerate(network.kind_of_host.tolist()):
-            nic = network.kinds[kind].nic
+            nic = network.kinds[kind].group.nic
             own = np.inf if nic is None else nic.bandwidth_bytes_per_s
             speed = min(own, level.bandwidth_bytes_per_s) * network.kinds[kind].size
             domain = network.switches[reach - 1, host]

@@ -21,7 +21,13 @@ from planner.schema.cluster import (
     Matrices,
 )
 
-__all__ = ["matrix_document", "mixed_document", "part_document", "whole_number"]
+__all__ = [
+    "matrix_document",
+    "mixed_document",
+    "part_document",
+    "part_of_host",
+    "whole_number",
+]
 
 
 def whole_number(what: str, value: Any, least: int | None = 1) -> int:
@@ -338,7 +344,7 @@ def part_document(
             count = len(chosen.intersection(range(first, stop)))
             if count:
                 kept.append(host)
-                _append_host(groups, _part_of_host(group, count))
+                _append_host(groups, part_of_host(group, count))
             first, host = stop, host + 1
     used = {group.device for group in groups}
     fields: dict[str, Any] = {
@@ -375,7 +381,7 @@ def _append_host(groups: list[HostGroup], group: HostGroup) -> None:
         groups.append(group)
 
 
-def _part_of_host(group: HostGroup, count: int) -> HostGroup:
+def part_of_host(group: HostGroup, count: int) -> HostGroup:
     """Return one host of a group with so many devices, and their share of the rest."""
     share = count / group.devices_per_host
     return group.model_copy(

@@ -141,7 +141,7 @@ def test_wider_limit_is_never_slower(
 def test_degrees_lie_on_the_fewest_hosts_and_on_twice_as_many(
     hosts: tuple[PricedHosts, ...],
 ) -> None:
-    four = tuple(replace(one, host=replace(one.host, size=4)) for one in hosts)
+    four = tuple(replace(one, host=one.host.part(4)) for one in hosts)
     book = _Book(replicas=1.0)
     found = plan_throughputs([_JOB], four, (1, 4, 6, 8), plans="replicas", book=book)
     laid = [(shape.hosts, shape.per_host) for shape in book.shapes]

@@ -28,6 +28,22 @@ def test_shapes_are_powers_of_two_on_few_hosts_and_on_more() -> None:
     ]
 
 
+def test_a_part_of_hosts_is_the_cluster_s_own_part() -> None:
+    """Devices that share interfaces share them as they do in `Cluster.part`."""
+    cluster = Cluster.from_preset("a40-pcie", 2)
+    network = StreamNetwork(cluster)
+    link = network.levels[0]
+    for per_host in (1, 2, 4, 8):
+        shape = Shape(kind=0, hosts=2, per_host=per_host)
+        made = sub_cluster(network.kinds[0], shape, link)
+        devices = [h * 8 + d for h in range(2) for d in range(per_host)]
+        expected = cluster.part(devices)
+        assert made.document.hosts[0].nics == min(2, per_host)
+        factor = made.topology.lone_factor
+        np.testing.assert_array_equal(factor, expected.topology.lone_factor)
+        assert factor[0] == max(1.0, per_host / 2)
+
+
 def test_shapes_leave_out_what_is_occupied() -> None:
     cluster = leaf_spine(hosts=4).with_occupied([0, 2])
     network = StreamNetwork(cluster)
@@ -66,7 +82,7 @@ def test_matrices_are_seen_as_their_slowest_links() -> None:
     network = StreamNetwork(cluster)
     (between,) = network.levels
     assert (between.bandwidth_bytes_per_s, between.latency_s) == (2e9, 3e-4)
-    assert network.kinds[0].link.bandwidth_bytes_per_s == 5e10
+    assert network.kinds[0].group.link.bandwidth_bytes_per_s == 5e10
 
 
 def test_a_sub_cluster_is_the_part_of_the_cluster() -> None:

@@ -155,12 +155,12 @@ def test_plans_by_closed_forms_are_nearly_those_of_a_search(
             assert price.duty == pytest.approx(other.duty, abs=0.03)
 
 
-@pytest.mark.parametrize("slots", [None, 4.0])
+@pytest.mark.parametrize("shared", [{}, {"compute_slots": 4.0}, {"nics": 2}])
 def test_a_shape_has_the_price_that_it_has_alone(
-    slots: float | None, network: StreamNetwork, kind: HostKind
+    shared: dict[str, float], network: StreamNetwork, kind: HostKind
 ) -> None:
     job, link = _job("bert-large"), network.levels[0]
-    some = replace(kind, compute_slots=slots)
+    some = replace(kind, group=kind.group.model_copy(update=shared))
     shapes = [
         Shape(kind=0, hosts=hosts, per_host=each)
         for hosts, each in ((1, 1), (1, 4), (2, 1), (2, 4))
