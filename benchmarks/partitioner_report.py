@@ -125,16 +125,22 @@ class Report:
                 if answer.checkpoint and name in {"learned", "auto"}
             }
         )
-        weights = f" Weights {' and '.join(marks)}." if marks else ""
-        clocks = {record.clock for record in self.records}
-        weights += " Seconds are of processor time." if "processor" in clocks else ""
+        about = f" Weights {' and '.join(marks)}." if marks else ""
+        about += self._clocked()
         return (
-            f"Worlds: {self._worlds()}.{weights} Ratios are of the objective's value, "
+            f"Worlds: {self._worlds()}.{about} Ratios are of the objective's value, "
             f"geometric means with 95 % bootstrap intervals over worlds; below 1 is "
             f"better. An answer later than 1.5 budgets and 0.2 s counts as none; none "
             f"against one counts as the world's worst answer, at least as 2. A tie is "
             f"within 0.1 %."
         )
+
+    def _clocked(self) -> str:
+        budgets = {r.budget_s for r in self.records if r.clock == "processor"}
+        timed = sorted(budget for budget in budgets if budget is not None)
+        if not timed:
+            return ""
+        return f" Budgets of {', '.join(f'{b:g}' for b in timed)} s are processor time."
 
     def _worlds(self) -> str:
         names: dict[str, set[str]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -256,6 +257,13 @@ def test_all_of_it_as_text_and_as_json() -> None:
     # A mean of each budget and solver, and the worst worlds.
     assert len(data["goals"]) == 2 * 2 + 3 * 2
     assert [table["worlds"] for table in data["kinds"]] == [2, 2]
+
+
+def test_budgets_of_processor_time_are_named() -> None:
+    wall = [_record(n, learned=1.0, beam=1.0) for n in range(2)]
+    timed = [replace(one, budget_s=10.0, clock="processor") for one in wall]
+    assert "processor time" not in Report(wall).text()
+    assert "Budgets of 10 s are processor time." in Report([*wall, *timed]).text()
 
 
 def test_the_page_gets_its_results(tmp_path: Path) -> None:
