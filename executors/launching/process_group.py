@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 #: Silence after which a rank counts as missing or lost, in seconds.
-RANK_TIMEOUT_S = 30.0
+RANK_TIMEOUT_S = 60.0
 
 
 def ranks_of_processes(device_ids: Sequence[int]) -> tuple[int, ...]:

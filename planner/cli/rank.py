@@ -104,7 +104,7 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         measure=arguments["measure"],
         force=arguments["force"],
         check_first_step=arguments.get("check_first_step", False),
-        rank_timeout_s=arguments.get("rank_timeout_s", 30.0),
+        rank_timeout_s=arguments.get("rank_timeout_s", 60.0),
         check_replicas_every=arguments.get("check_replicas_every"),
         checkpoint_dir=arguments.get("checkpoint_dir"),
         checkpoint_every=arguments.get("checkpoint_every"),

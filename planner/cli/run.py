@@ -210,7 +210,7 @@ class RunCommand:
     """When a loss or gradient is not finite: end with exit code 3; or leave the step
     out, with weights and optimizer as they were; or take it."""
     signal: StopSignal = ()
-    rank_timeout_s: float = 30.0
+    rank_timeout_s: float = 60.0
     """Seconds without a new rank at the start, or a sign of life from one later, after
     which all ranks end and name those that are missing."""
     max_restarts: int = 0

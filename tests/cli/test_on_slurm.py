@@ -66,7 +66,7 @@ def test_a_script_is_written_and_submitted(
     assert called == [
         *("--parsable", "--partition=gpu b", "--exclusive", str(script)),
         *("--steps", "20", "--seed", "3", "--model", f"hf:{TINY}"),
-        *("--rank-timeout-s", "30.0"),
+        *("--rank-timeout-s", "60.0"),
         *("--checkpoint-dir", str(tmp_path / "states")),
         *("--check-replicas-every", "5", "--keep-last", "2"),
         *("--measure", "--check-first-step", "--last-weights", "--resume"),
