@@ -5,7 +5,8 @@ quickest case; other cases that take long are ``further`` (``make test-further``
 so CI, runs them), and of those with several long cases all but one are ``slow`` (``make
 test-all``). Some are ``slow`` by hand, as a quicker case of the same function runs the
 same code. Cases from .6 seconds of processor time on left the default suite likewise,
-but for those that are each of another fault. To add to the list::
+but for those that are each of another fault, and so did functions whose quickest case
+takes a second, but for one or two of each part. To add to the list::
 
     MESHWRIGHT_TEST_TIMES=times make test-all
     python -m tests.tiers times*
