@@ -27,6 +27,7 @@ from planner.admission.queues.base import (
     PREFIX,
     Entry,
     Launch,
+    NoAnswerError,
     Queue,
     QueueError,
     Snapshot,
@@ -219,11 +220,15 @@ class Operator:
         assert job is not None
         stopped = launch.status == "stopping"
         # A job that goes on from a checkpoint is ended at a limit as by the loop.
-        limited = entry.timed_out and job.request.elastic and not stopped
-        self._end(launch, now, saved=stopped or limited)
+        lost = entry.cause == "host"
+        limited = entry.cause == "limit" and job.request.elastic and not stopped
+        self._end(launch, now, saved=(stopped or limited) and not lost)
         if limited:
             text = f"{launch.name} reached its time limit in the queue"
             self._journal.event(now, "time limit", launch.job, text)
+        elif lost:
+            text = f"{launch.name} lost a host"
+            self._journal.event(now, "lost", launch.job, text)
         # One that was only intended may not have been begun in full.
         elif launch.status == "launched":
             self._failed(launch, now)
@@ -415,7 +420,7 @@ class Operator:
             over = entry.status in ("done", "failed")
             second = launch is not None and entry.id != launch.queue_id
             dead = launch is not None and launch.status == "ended"
-            if (over and entry.devices) or (not over and (second or dead)):
+            if entry.kept or (not over and (second or dead)):
                 self._try(now, partial(self._queue.stop, entry.id))
 
     def _free(self, snapshot: Snapshot) -> Counter[str]:
@@ -488,6 +493,9 @@ class Operator:
         """Do one thing; what a queue refuses is told, and tried at the next look."""
         try:
             do()
+        except NoAnswerError:
+            # It would not answer what comes next, each time for as long.
+            raise
         except QueueError as error:
             self._tell_problem(now, str(error))
 

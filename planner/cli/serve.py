@@ -64,6 +64,8 @@ class ServeCommand:
     """File whose first line is the token that requests must bear."""
     poll_s: float = 10.0
     """Time between two looks at the queue."""
+    answer_s: float = 60.0
+    """Time that the queue may take to answer a command."""
     guard_s: float = 60.0
     """Time before its deadline by which a job has to end when it is admitted; what the
     queue takes to start and stop jobs comes off it."""
@@ -123,7 +125,12 @@ class ServeCommand:
             journal.close()
 
     def _check(self) -> None:
-        for name, least in (("poll_s", 0.05), ("guard_s", 0.0), ("restart_s", 0.0)):
+        for name, least in (
+            ("poll_s", 0.05),
+            ("answer_s", 0.05),
+            ("guard_s", 0.0),
+            ("restart_s", 0.0),
+        ):
             if not least <= getattr(self, name) < 1e9:
                 raise StrategyError(
                     f"--{name.replace('_', '-')} {getattr(self, name)}; give a time of "
@@ -181,10 +188,17 @@ class ServeCommand:
         if self.queue == "slurm":
             claims = str((Path(self.journal) / "claims").absolute())
             options = sbatch_options(self.sbatch)
-            return SlurmQueue(claims=claims, options=options, names=names)
+            return SlurmQueue(
+                claims=claims, options=options, names=names, answer_s=self.answer_s
+            )
         if self.queue == "ray":
             resource = self.resource or "GPU"
-            return RayQueue(address=self.ray_address, resource=resource, names=names)
+            return RayQueue(
+                address=self.ray_address,
+                resource=resource,
+                names=names,
+                answer_s=self.answer_s,
+            )
         if self.local_queue is None or self.image is None:
             raise StrategyError(
                 "--queue kueue needs --local-queue and --image, for the JobSets that "
@@ -196,6 +210,7 @@ class ServeCommand:
             namespace=self.namespace,
             resource=self.resource or "nvidia.com/gpu",
             names=names,
+            answer_s=self.answer_s,
         )
 
 

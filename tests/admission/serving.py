@@ -1,4 +1,4 @@
-"""``meshwright serve`` on a queue that answers as SLURM does, and its endpoint."""
+"""``meshwright serve`` on a queue, by default one that answers as SLURM does."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-FAKE = Path(__file__).parent / "fake_slurm.py"
+FAKE = Path(__file__).parent / "fake_queues.py"
 TABLE = "model,batch,device,degree,iterations_per_s\nnet,8,a100,1,2\nnet,8,a100,2,4\n"
 
 
 class Serving:
-    """A loop over a fake queue in a folder.
+    """A loop over a queue, and its endpoint.
 
     Args:
-        folder: Folder for the queue, the journal and what jobs write.
+        folder: Folder for a fake queue, the journal and what jobs write.
+        options: Options that name the queue.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, options: Sequence[str] = ("--queue", "slurm")
+    ) -> None:
+        self.folder, self.options = folder, options
         self.queue, self.journal = folder / "queue", folder / "journal"
         self.log = folder / "log"
         (folder / "bin").mkdir()
         self.queue.mkdir()
-        for name in ("sinfo", "squeue", "sbatch", "scancel", "scontrol"):
+        for name in ("sinfo", "squeue", "sbatch", "scancel", "scontrol", "kubectl"):
             path = folder / "bin" / name
             path.write_text(f'#!/bin/sh\nexec {sys.executable} -I {FAKE} {name} "$@"\n')
             path.chmod(0o755)
@@ -38,14 +41,14 @@ class Serving:
         self.environment = {
             **os.environ,
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-            "FAKE_SLURM": str(self.queue),
+            "FAKE_QUEUE": str(self.queue),
         }
         self.process: subprocess.Popen[str] | None = None
 
     def words(self, *more: str) -> list[str]:
         """Words of the command."""
         return [
-            *(sys.executable, "-m", "planner.cli.main", "serve", "--queue", "slurm"),
+            *(sys.executable, "-m", "planner.cli.main", "serve", *self.options),
             *("--journal", str(self.journal), "--port", "0", "--poll-s", "0.1"),
             *("--throughputs", str(self.folder / "table.csv")),
             *("--restart-s", "0.2", "--guard-s", "5", *more),

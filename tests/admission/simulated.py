@@ -42,7 +42,7 @@ class SimulatedQueue:
                 continue
             until = self.entries[name].until_s
             if until is not None and until <= min(end, self.now):
-                self._set(name, "failed", timed_out=True)
+                self._set(name, "failed", cause="limit")
             elif end <= self.now:
                 self._set(name, "done")
         hosts = tuple(
@@ -90,11 +90,9 @@ class SimulatedQueue:
         assert until_s > entry.until_s
         self.entries[entry.id] = replace(self.entries[entry.id], until_s=until_s)
 
-    def _set(self, name: str, status: str, *, timed_out: bool = False) -> None:
+    def _set(self, name: str, status: str, *, cause: str | None = None) -> None:
         entry = self.entries[name]
-        self.entries[name] = Entry(
-            id=name, name=name, status=status, timed_out=timed_out
-        )
+        self.entries[name] = Entry(id=name, name=name, status=status, cause=cause)
         assert entry.devices
 
 

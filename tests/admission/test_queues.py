@@ -145,10 +145,10 @@ def test_scontrol_writes_notes_and_time_limits(
 def test_notes_of_slurm_are_those_that_launches_were_given() -> None:
     nodes, jobs = _slurm("22.05")
     ours, theirs = read_slurm(nodes, jobs).entries
-    assert (ours.note, ours.timed_out, theirs.note) == ("meshwright", False, None)
+    assert (ours.note, ours.cause, theirs.note) == ("meshwright", None, None)
     jobs["jobs"][0] |= {"comment": "for the paper", "job_state": "TIMEOUT"}
     ours = read_slurm(nodes, jobs).entries[0]
-    assert (ours.status, ours.note, ours.timed_out) == ("failed", None, True)
+    assert (ours.status, ours.note, ours.cause) == ("failed", None, "limit")
 
 
 def _kueue() -> tuple[Any, ...]:
@@ -204,7 +204,8 @@ def test_a_workload_is_made_inactive() -> None:
 
 def test_ray() -> None:
     nodes, groups = _load("ray-nodes.json"), _load("ray-groups.json")
-    found = read_ray(nodes, groups, {"mw-nightly-1": [None, None]}, names={"A100": "a"})
+    codes = {"mw-nightly-1": [None, None], "mw-sweep-1": [None]}
+    found = read_ray(nodes, groups, codes, names={"A100": "a"})
     assert [(h.name, h.device, h.devices) for h in found.hosts] == [
         ("ray0", "a", 4),
         ("ray1", "a", 4),
@@ -221,7 +222,28 @@ def test_ray() -> None:
         ([None], "failed"),
     ):
         ended = read_ray(nodes, groups, {"mw-nightly-1": codes})
-        assert ended.entries[0].status == status
+        entry = ended.entries[0]
+        assert (entry.status, entry.kept) == (status, status != "running")
+    groups["0c01"]["state"] = "RESCHEDULING"
+    groups["0c01"]["bundles_to_node_id"]["1"] = ""
+    lost = read_ray(nodes, groups, {"mw-nightly-1": [None]}).entries[0]
+    assert (lost.status, lost.cause, lost.kept) == ("failed", "host", True)
+    assert lost.devices == {"ray0": 4}
+    # Of a launch that was broken off no actor may be left.
+    groups["0c01"]["state"] = "PENDING"
+    assert read_ray(nodes, groups, {}).entries[0].status == "failed"
+
+
+def test_ray_nodes_have_names_of_their_own() -> None:
+    nodes, groups = _load("ray-nodes.json"), _load("ray-groups.json")
+    nodes[1]["NodeManagerHostname"] = nodes[0]["NodeManagerHostname"]
+    with pytest.raises(QueueError, match="named ray0; start each with its own ray sta"):
+        read_ray(nodes, groups, {})
+    nodes[1]["NodeName"] = "second"
+    assert [each.name for each in read_ray(nodes, groups, {}).hosts] == [
+        "ray0",
+        "second",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -253,5 +275,7 @@ def test_commands_that_fail_are_told() -> None:
         answer(Command(words=("no-such-command",)))
     with pytest.raises(QueueError, match=r"failed \(3\): gone"):
         answer(Command(words=("sh", "-c", "echo gone >&2; exit 3")))
-    with pytest.raises(QueueError, match=r"did not answer within 0\.1 s"):
+    with pytest.raises(
+        QueueError, match=r"did not answer .sleep 5. within 0\.1 s.*--answer-s"
+    ):
         answer(Command(words=("sleep", "5")), timeout_s=0.1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +15,13 @@ from planner.errors import ExecutionError, MeshwrightError
 from planner.schema.admission import OccupiedDevices, StateHost
 
 __all__ = [
+    "ANSWER_S",
     "PREFIX",
+    "Cause",
     "Command",
     "Entry",
     "Launch",
+    "NoAnswerError",
     "Queue",
     "QueueError",
     "Snapshot",
@@ -29,14 +35,32 @@ __all__ = [
 
 #: Launches of admission control have names that begin so.
 PREFIX = "mw-"
-#: Time that a command of a queue may take.
-_ANSWER_S = 60.0
+#: Time that a queue may take to answer.
+ANSWER_S = 60.0
 
 Status = Literal["pending", "running", "done", "failed"]
+Cause = Literal["limit", "host"]
 
 
 class QueueError(ExecutionError):
-    """A queue did not answer, or its answer makes no sense; nothing was done."""
+    """A queue refuses, or its answer makes no sense."""
+
+
+class NoAnswerError(QueueError):
+    """A queue did not answer in time, whether or not it did what it was asked.
+
+    Args:
+        who: Command or service that was asked.
+        what: What it was asked.
+        limit_s: Time that it had.
+    """
+
+    def __init__(self, who: str, what: str, limit_s: float) -> None:
+        super().__init__(
+            f"{who} did not {what} within {limit_s:g} s; see whether the queue runs, "
+            f"or give it longer with --answer-s; nothing more is done till the next "
+            f"look, which finds out what became of it"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +74,9 @@ class Entry:
         devices: Host to the number of devices that it holds.
         start_s: Time at which it began to run, or None.
         until_s: Time at which the queue ends it at the latest, or None.
-        timed_out: True if the queue ended it at its time limit.
+        cause: Cause of its end besides its command: its time ``limit``, or a ``host``
+            that was lost; or None.
+        kept: True if it has ended and the queue keeps it until it is stopped.
         note: Text that the queue shows for it and that the loop may replace, or None.
     """
 
@@ -60,7 +86,8 @@ class Entry:
     devices: Mapping[str, int] = field(default_factory=dict)
     start_s: float | None = None
     until_s: float | None = None
-    timed_out: bool = False
+    cause: Cause | None = None
+    kept: bool = False
     note: str | None = None
 
     @property
@@ -178,37 +205,44 @@ class Queue(Protocol):
         """
 
 
-def answer(command: Command, timeout_s: float = _ANSWER_S) -> str:
+def answer(command: Command, timeout_s: float = ANSWER_S) -> str:
     """Run a command of a queue and return what it prints.
 
     Raises:
         QueueError: If it is not there, fails, or does not answer in time.
     """
     words = command.words
+    shown = " ".join(words[:3])
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             words,
-            input=command.stdin,
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=timeout_s,
-            check=False,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as error:
-        raise QueueError(
-            f"{words[0]} did not answer within {timeout_s:g} s; see whether the queue "
-            f"runs"
-        ) from error
     except OSError as error:
         raise QueueError(
             f"{words[0]} does not start ({error.strerror}); run this where the queue's "
             f"commands are on PATH"
         ) from error
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[:500]
-        raise QueueError(f"{' '.join(words[:3])} failed ({done.returncode}): {said}")
-    return done.stdout
+    with process:
+        try:
+            said, complaint = process.communicate(command.stdin, timeout_s)
+        except subprocess.TimeoutExpired as error:
+            # A wrapper would leave the command behind, which would pile up.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise NoAnswerError(words[0], f"answer {shown!r}", timeout_s) from error
+    if process.returncode:
+        told = " ".join((complaint or said).split())[:500]
+        raise QueueError(
+            f"{shown} failed ({process.returncode}): {told}; it is tried again at the "
+            f"next look"
+        )
+    return said
 
 
 def as_json(text: str, where: str) -> Any:

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from planner.admission.queues.base import (
+    ANSWER_S,
     PREFIX,
     Command,
     Entry,
@@ -48,6 +49,7 @@ class KueueQueue:
         resource: Name of the devices as a resource.
         names: Value of the node's label nvidia.com/gpu.product to the name that
             throughputs have.
+        answer_s: Time that a command may take.
     """
 
     local_queue: str
@@ -55,6 +57,7 @@ class KueueQueue:
     namespace: str = "default"
     resource: str = "nvidia.com/gpu"
     names: Mapping[str, str] = field(default_factory=dict)
+    answer_s: float = ANSWER_S
 
     @property
     def name(self) -> str:
@@ -81,12 +84,20 @@ class KueueQueue:
             namespace=self.namespace,
             resource=self.resource,
         )
-        words = ("kubectl", "create", "--filename=-")
+        words = ("kubectl", "create", "--filename=-", "--output=name")
         try:
-            answer(Command(words=words, stdin=json.dumps(manifest)))
+            said = answer(
+                Command(words=words, stdin=json.dumps(manifest)), self.answer_s
+            ).strip()
         except QueueError as error:
             if "AlreadyExists" not in str(error):
                 raise
+            return launch.name
+        if not said.endswith(f"/{launch.name}"):
+            raise QueueError(
+                f"kubectl create answered {said[:60]!r}, which does not name "
+                f"{launch.name}; the next look finds out whether it was created"
+            )
         return launch.name
 
     def stop(self, entry: str) -> None:
@@ -96,7 +107,7 @@ class KueueQueue:
         )
         command = stop_command(workloads, entry, self.namespace)
         if command is not None:
-            answer(command)
+            answer(command, self.answer_s)
 
     def revoke(self, launch: str) -> None:
         """Do nothing: a command either was answered or did not arrive."""
@@ -109,7 +120,8 @@ class KueueQueue:
 
     def _list(self, kind: str, *more: str) -> Any:
         words = ("kubectl", "get", kind, *more, "--output=json")
-        return as_json(answer(Command(words=words)), f"kubectl get {kind}")
+        said = answer(Command(words=words), self.answer_s)
+        return as_json(said, f"kubectl get {kind}")
 
 
 def read_kueue(

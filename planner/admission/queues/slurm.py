@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from planner.admission.queues.base import (
+    ANSWER_S,
+    Cause,
     Command,
     Entry,
     Launch,
+    NoAnswerError,
     QueueError,
     Snapshot,
     Status,
@@ -71,6 +74,12 @@ _STATUS: Mapping[str, Status] = {
         "failed",
     ),
 }
+#: Ends of a job that its command is not to blame for.
+_CAUSES: Mapping[str, Cause] = {
+    "TIMEOUT": "limit",
+    "NODE_FAIL": "host",
+    "BOOT_FAIL": "host",
+}
 #: Answers about jobs that have ended.
 _ENDED = ("Invalid job id", "already finished", "already completing or completed")
 #: Comments of launches begin so; other comments were given with ``--sbatch comment=``.
@@ -88,11 +97,13 @@ class SlurmQueue:
             runs once even if it is submitted twice.
         options: Further options of sbatch, with their dashes.
         names: Type that SLURM gives devices to the name that throughputs have.
+        answer_s: Time that a command may take.
     """
 
     claims: str
     options: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    answer_s: float = ANSWER_S
 
     @property
     def name(self) -> str:
@@ -101,8 +112,9 @@ class SlurmQueue:
 
     def read(self) -> Snapshot:
         """Return nodes with GPUs, and jobs."""
-        nodes = answer(Command(words=("sinfo", "--json")))
-        jobs = answer(Command(words=("squeue", "--json", "--states=all")))
+        nodes = answer(Command(words=("sinfo", "--json")), self.answer_s)
+        words = ("squeue", "--json", "--states=all")
+        jobs = answer(Command(words=words), self.answer_s)
         return read_slurm(
             as_json(nodes, "sinfo --json"), as_json(jobs, "squeue --json"), self.names
         )
@@ -112,25 +124,31 @@ class SlurmQueue:
         types = {ours: theirs for theirs, ours in self.names.items()}
         command = launch_command(launch, self.claims, self.options, types)
         # With several clusters: number;cluster.
-        said = answer(command).strip().partition(";")[0]
+        said = answer(command, self.answer_s).strip().partition(";")[0]
         if not said.isdigit():
-            raise QueueError(f"sbatch answered {said[:60]!r}, which is no job's number")
+            raise QueueError(
+                f"sbatch answered {said[:60]!r}, which is no job's number; the next "
+                f"look finds out whether it launched {launch.name}"
+            )
         return said
 
     def stop(self, entry: str) -> None:
         """Cancel a job: SIGTERM, and SIGKILL after KillWait of slurm.conf."""
-        _unless_ended(Command(words=("scancel", entry)))
+        _unless_ended(Command(words=("scancel", entry)), self.answer_s)
 
     def write_note(self, entry: str, text: str) -> None:
         """Write the comment of a job."""
-        _unless_ended(update_command(entry, "Comment", text))
+        _unless_ended(update_command(entry, "Comment", text), self.answer_s)
 
     def extend(self, entry: Entry, until_s: float) -> None:
         """Raise the time limit of a job, which takes an operator of SLURM."""
         assert entry.start_s is not None
         minutes = math.ceil((until_s - entry.start_s) / 60.0)
         try:
-            _unless_ended(update_command(entry.id, "TimeLimit", str(minutes)))
+            command = update_command(entry.id, "TimeLimit", str(minutes))
+            _unless_ended(command, self.answer_s)
+        except NoAnswerError:
+            raise
         except QueueError as error:
             raise QueueError(
                 f"job {entry.id} has to run for {minutes} minutes and SLURM ends it "
@@ -252,7 +270,7 @@ def _entry(job: Any) -> Entry:
         devices=_devices(job, number) if running else {},
         start_s=start if running else None,
         until_s=until if running else None,
-        timed_out="TIMEOUT" in states,
+        cause=next((_CAUSES[each] for each in states if each in _CAUSES), None),
         note=comment if comment.startswith(_NOTE) else None,
     )
 
@@ -350,10 +368,10 @@ def update_command(entry: str, field: str, value: str) -> Command:
     return Command(words=("scontrol", "update", f"JobId={entry}", f"{field}={value}"))
 
 
-def _unless_ended(command: Command) -> None:
+def _unless_ended(command: Command, answer_s: float) -> None:
     """Run a command on a job that may have ended by now."""
     try:
-        answer(command)
+        answer(command, answer_s)
     except QueueError as error:
         if not any(text in str(error) for text in _ENDED):
             raise
