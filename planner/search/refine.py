@@ -48,8 +48,7 @@ def _even_cut(
     stages = bare.mesh.pp * bare.virtual_stages
     rank = np.array(bare.stage_ranks)
     types = context.types_of_ranks(bare.mesh.pp)[rank]
-    shared = 2 * costs.tp_s + costs.cp_s + 2 * costs.ep_s
-    work = costs.forward_s + costs.backward_s + shared
+    work = _seconds(costs)
     bounds = balanced_bounds(
         work, np.zeros(1, dtype=np.int64), types[None, :], np.array([stages])
     )[0]
@@ -58,6 +57,12 @@ def _even_cut(
         bounds = _evened_ranks(bounds, np.cumsum(seconds, axis=1), rank)
     name: Recompute = RECOMPUTE_NAMES[kind]
     return Cut(bounds=tuple(int(b) for b in bounds), recompute=(name,) * stages)
+
+
+def _seconds(costs: UnitCosts) -> Array:
+    """Return the seconds of forward and backward of units. Shape [types, 1, units]."""
+    shared = 2 * costs.tp_s + costs.cp_s + 2 * costs.ep_s
+    return costs.forward_s + costs.backward_s + shared
 
 
 def _evened_ranks(bounds: Index, sums: Array, rank: Index) -> Index:
@@ -106,19 +111,13 @@ def _shifted(bounds: Index, source: int, target: int) -> Index:
 def _cuts(
     model: CostModel,
     row: Mapping[str, int],
+    costs: UnitCosts,
     *,
     free_recompute: bool,
     limits: LauncherLimits | None,
 ) -> Iterator[Cut]:
     """Yield the exact cut, the evenly timed one, and for launchers the even layers."""
     bare, context = skeleton(row), model.context
-    costs = model.unit_costs(
-        tp=row["tp"],
-        cp=row["cp"],
-        ep=row["ep"],
-        microbatch=row["microbatch_size"],
-        sequence_parallel=bool(row["sequence_parallel"]),
-    )
     seen = set()
     even = _even_cut(context, bare, costs, row["recompute"])
     found = [even]
@@ -160,8 +159,8 @@ def candidates_of_row(
     """Price a row with its exact cut and, if different, the evenly timed one.
 
     For a launcher the cut into equally many layers comes after them, or alone. Where cp
-    divides the sequence, all cuts are priced with a ring and then, if heads divide,
-    with all-to-alls.
+    divides the sequence, all cuts are priced with the algorithm under which the units
+    take less time, and then with the other one.
 
     Args:
         model: Cost model under the order of devices; counts the evaluations.
@@ -177,9 +176,21 @@ def candidates_of_row(
     context = model.context
     if limits is not None and not limits.allows_order(context.order):
         return []
-    cuts = list(_cuts(model, row, free_recompute=free_recompute, limits=limits))
-    algorithms = context_algorithms(context.graph, cp=row["cp"], tp=row["tp"])
-    # Every cut before a second algorithm: the first cut is not the best of both.
+    units = {
+        algorithm: model.unit_costs(
+            tp=row["tp"],
+            cp=row["cp"],
+            ep=row["ep"],
+            microbatch=row["microbatch_size"],
+            sequence_parallel=bool(row["sequence_parallel"]),
+            context_algorithm=algorithm,
+        )
+        for algorithm in context_algorithms(context.graph, cp=row["cp"], tp=row["tp"])
+    }
+    types = np.unique(context.types_of_ranks(row["pp"]))
+    algorithms = sorted(units, key=lambda one: float(_seconds(units[one])[types].sum()))
+    costs = units[algorithms[0]]
+    cuts = list(_cuts(model, row, costs, free_recompute=free_recompute, limits=limits))
     pairs = ((cut, one) for one in algorithms for cut in cuts)
     every = (one for pair in pairs for one in _priced(model, row, *pair, limits))
     found = list(islice(every, most))
