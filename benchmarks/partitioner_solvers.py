@@ -241,12 +241,12 @@ def _priced(request: Request, candidate: Candidate) -> Candidate:
 
 
 def _forget() -> None:
-    """Drop what the simulator keeps of schedules it has seen, and garbage.
+    """Drop what is kept of schedules and of kinds of strategies, and garbage.
 
-    Who is asked second would find the schedules that the first has laid out.
+    Who is asked second would find what the first has laid out and looked up.
     """
     for name, module in list(sys.modules.items()):
-        if name.startswith("planner.simulate."):
+        if name.startswith(("planner.simulate.", "planner.space.")):
             for value in vars(module).values():
                 forget = getattr(value, "cache_clear", None)
                 if forget is not None:

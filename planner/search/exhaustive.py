@@ -268,7 +268,7 @@ class _Queue:
         if leader is None or campaign.left == 0 or campaign.is_late():
             return
         model = campaign.model_of(leader.order)
-        ids = leader.order.tolist()
+        ids = tuple(leader.order.tolist())
         here = [one for one in campaign.candidates if one.strategy.device_ids() == ids]
         most = _FINALISTS if campaign.left is None else campaign.left
         before = model.evaluations["simulated"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 from planner.schema import (
     Mesh,
@@ -14,7 +16,7 @@ from planner.schema import (
     TensorSharding,
 )
 from planner.schema.halo import SpatialLayer, best_split
-from planner.schema.schedules import schedule_name
+from planner.schema.schedules import schedule_name, schedule_spec
 from planner.schema.strategy_parts import ContextAlgorithm
 from planner.space.regime import Regime
 from planner.space.table import MESH_COLUMNS, RECOMPUTE_NAMES
@@ -74,6 +76,7 @@ def build_strategy(
     device_ranges: tuple[tuple[int, int], ...] = (),
     context: ContextAlgorithm = "ring",
     spatial: tuple[SpatialLayer, ...] = (),
+    like: Strategy | None = None,
 ) -> Strategy:
     """Build the strategy of a row with its stages.
 
@@ -91,43 +94,65 @@ def build_strategy(
         context: Algorithm of attention over a sequence that cp divides.
         spatial: Convolutions of a model of which cp divides samples; the split with the
             fewest halos is taken, the first dimension alone if none serves them all.
+        like: A strategy with the same precision, optimizer, clipping, regime and
+            devices, which is copied, without validation, in a fifth of the time.
     """
-    bare = skeleton(row)
-    count = len(bounds) - 1
+    mesh, count = _mesh(*(row[axis] for axis in MESH_COLUMNS)), len(bounds) - 1
+    schedule = schedule_name(row["schedule"])
+    rank_of = schedule_spec(schedule).rank_of_stage
     kinds = recompute or (RECOMPUTE_NAMES[row["recompute"]],) * count
     stages = tuple(
-        Stage(
-            rank=rank,
-            modules=tuple(unit_names[bounds[index] : bounds[index + 1]]),
-            recompute=kinds[index],
+        _stage(rank_of(at, mesh.pp), tuple(unit_names[start:stop]), kind)
+        for at, (start, stop, kind) in enumerate(
+            zip(bounds[:-1], bounds[1:], kinds, strict=True)
         )
-        for index, rank in zip(range(count), bare.stage_ranks, strict=True)
     )
-    patterns = patterns_for(bare.mesh, sharding or {}, regime)
+    patterns = patterns_for(mesh, sharding or {}, regime)
     split: tuple[int, ...] = ()
     if row["cp"] > 1 and spatial:
         context = "halo"
         split = best_split(spatial, row["cp"]) or (row["cp"],)
-    return Strategy(
-        mesh=bare.mesh,
-        zero_stage=bare.zero_stage,
-        schedule=bare.schedule,
-        virtual_stages=bare.virtual_stages,
-        microbatch_size=bare.microbatch_size,
-        num_microbatches=bare.num_microbatches,
-        stages=stages,
-        context_algorithm=context if row["cp"] > 1 else "all_to_all",
-        spatial=_trimmed(split),
-        sharding=TensorSharding(
-            patterns=patterns,  # type: ignore[arg-type]
-            sequence_parallel=bare.sharding.sequence_parallel,
+    made: dict[str, Any] = {
+        "mesh": mesh,
+        "zero_stage": row["zero_stage"],
+        "schedule": schedule,
+        "virtual_stages": row["virtual_stages"],
+        "microbatch_size": row["microbatch_size"],
+        "num_microbatches": row["num_microbatches"],
+        "stages": stages,
+        "context_algorithm": context if row["cp"] > 1 else "all_to_all",
+        "spatial": _trimmed(split),
+        "sharding": _sharding(
+            tuple(patterns.items()), sequence_parallel=bool(row["sequence_parallel"])
         ),
+    }
+    if like is not None:
+        return like.model_copy(update=made)
+    return Strategy(
+        **made,
         precision=precision or Precision(),
         optimizer=optimizer or Optimizer(),
         grad_clip_norm=grad_clip_norm,
         device_ranges=device_ranges,
         **(regime.strategy_fields if regime else {}),
     )
+
+
+@lru_cache(maxsize=1024)
+def _mesh(*degrees: int) -> Mesh:
+    return Mesh(**dict(zip(MESH_COLUMNS, degrees, strict=True)))
+
+
+@lru_cache(maxsize=4096)
+def _stage(rank: int, modules: tuple[str, ...], recompute: Recompute) -> Stage:
+    return Stage(rank=rank, modules=modules, recompute=recompute)
+
+
+@lru_cache(maxsize=256)
+def _sharding(
+    patterns: tuple[tuple[str, Any], ...], *, sequence_parallel: bool
+) -> TensorSharding:
+    return TensorSharding(patterns=dict(patterns), sequence_parallel=sequence_parallel)
 
 
 def _trimmed(split: tuple[int, ...]) -> tuple[int, ...]:

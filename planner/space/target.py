@@ -83,8 +83,13 @@ class _Asker:
             told.update(hosts=(), device_types=(), host_types=())
         return cls(sharding=tuple(facts.sharding.items()), **told)
 
-    def strategy(self, row: Row) -> Strategy:
-        """Build the row's strategy with stages of no particular model."""
+    def strategy(self, row: Row, like: Strategy | None = None) -> Strategy:
+        """Build the row's strategy with stages of no particular model.
+
+        Args:
+            row: A row of the table.
+            like: Another of this asker's strategies.
+        """
         count = row["pp"] * row["virtual_stages"]
         return build_strategy(
             row,
@@ -96,15 +101,20 @@ class _Asker:
             grad_clip_norm=self.grad_clip_norm,
             regime=self.regime,
             spatial=self.spatial,
+            like=like,
         )
 
-    def violations(self, row: Row) -> tuple[str, ...]:
+    def violations(self, row: Row, like: Strategy | None = None) -> tuple[str, ...]:
         """Return the limits of the target that a row exceeds.
 
         A divided sequence may attend by either algorithm: a launcher that can express
         one of them can express the row.
+
+        Args:
+            row: A row of the table.
+            like: Another of this asker's strategies.
         """
-        strategy = self.strategy(row)
+        strategy = self.strategy(row, like)
         if self.target == "meshwright":
             return executor_violations(
                 strategy,
@@ -149,11 +159,13 @@ class _Asker:
 @lru_cache(maxsize=64)
 def _violation_predicate(asker: _Asker) -> Callable[[tuple[int, ...]], bool]:
     """Return a cached predicate of rows that exceed a limit of the target."""
+    plain = dict.fromkeys(_COLUMNS, 1) | dict.fromkeys(_CODES, 0)
+    like = asker.strategy(plain)
 
     @cache
     def violates(columns: tuple[int, ...]) -> bool:
         row = dict(zip(_COLUMNS, columns, strict=True))
-        return bool(asker.violations(row))
+        return bool(asker.violations(row, like))
 
     return violates
 

@@ -27,6 +27,9 @@ Mask = NDArray[np.bool_]
 
 #: Arrangements priced at once: few enough to keep to a time limit.
 _AT_ONCE = 96
+#: Rounds without a better arrangement after which a climb stops, besides a quarter of
+#: the groups squared: with 12 lineages, eight children of each in a round.
+_PATIENCE = 6
 #: Cumulative shares of the changes: two groups swap, one moves, a run is reversed, two
 #: runs of equal length swap, the layout changes.
 _SHARES = np.cumsum([0.35, 0.25, 0.1, 0.1, 0.2])
@@ -97,7 +100,8 @@ def climb(
 
     Every round changes each of the current arrangements several times at random and
     keeps the best child where it is no worse. Every 20 rounds the worst lineage is
-    replaced by a copy of the best.
+    replaced by a copy of the best. Few groups have few orders: after enough rounds
+    without a better one, all that are near have been tried.
 
     Args:
         pricer: Prices the arrangements.
@@ -124,8 +128,9 @@ def climb_in_steps(
     if not len(current):
         return current
     usable = pricer.layouts.usable
-    rounds = 0
-    while not limits.over(rounds):
+    patience = _PATIENCE + usable.shape[1] ** 2 // 4
+    rounds = idle = 0
+    while not limits.over(rounds) and idle < patience:
         many = -(-_AT_ONCE // len(current))
         parent = np.repeat(np.arange(len(current)), many)
         children = pricer.price(
@@ -137,6 +142,8 @@ def climb_in_steps(
         score = children.score.reshape(len(current), many)
         chosen = score.argmin(axis=1) + np.arange(len(current)) * many
         better = children.score[chosen] <= current.score
+        improved = bool((children.score[chosen] < current.score).any())
+        idle = 0 if improved else idle + 1
         at = np.where(better, len(current) + chosen, np.arange(len(current)))
         current = joined([current, children])[at]
         if rounds % 20 == 0:
