@@ -15,6 +15,7 @@ from planner.graph import ModelGraph
 from planner.schema.schedules import schedule_spec
 from planner.search.exhaustive import ExhaustivePartitioner
 from planner.search.ideals import best_chain, ideals_of
+from planner.search.race import race
 from planner.space import RECOMPUTE_NAMES, build_strategy, skeleton
 from tests.cost.made import device, hosts, request_for, row, setting_for, uniform_graph
 from tests.search.test_stages import uneven_graph, unit_costs, work
@@ -151,6 +152,8 @@ def test_towers_share_stages_where_that_is_faster() -> None:
         steps[listed == graph.unit_names] = one.cost.step_time_s
     assert steps[False] < 0.98 * steps[True]
     assert steps[False] == found[0].cost.step_time_s
+    raced = race(asked, [ExhaustivePartitioner()])[0].candidates
+    assert raced[0].cost.step_time_s == found[0].cost.step_time_s
     for target in ("megatron", "torchtitan"):
         for one in (
             ExhaustivePartitioner().search(replace(asked, target=target)).candidates
