@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -260,9 +261,20 @@ def test_rows_and_strategies_say_the_same(values: dict[str, int]) -> None:
     stages = values["pp"] * values["virtual_stages"]
     if schedule_name(values["schedule"]) in {"ZBVZeroBubble", "DualPipeV"}:
         return
-    full = build_strategy(
-        values, unit_names=[str(i) for i in range(stages)], bounds=range(stages + 1)
+    build = partial(
+        build_strategy,
+        unit_names=[str(i) for i in range(stages)],
+        bounds=range(stages + 1),
+        sharding={"*.q": "colwise", "*.w1": "experts"},
+        grad_clip_norm=1.0,
     )
+    full = build(values)
+    # A copy of another is what validation would have made.
+    like = build_strategy(
+        row(), unit_names=["a"], bounds=(0, 1), sharding={}, grad_clip_norm=1.0
+    )
+    assert build(values, like=like) == full
+    assert Strategy.model_validate(full.model_dump()) == full
     assert StrategyTable.from_strategies([full]).row(0) == values
     assert {g.recompute for g in full.stages} == {RECOMPUTE_NAMES[values["recompute"]]}
 
