@@ -7,6 +7,7 @@ row under other orders.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -59,6 +60,8 @@ _POLISHED, _PROMISING = 8, 1.1
 _PATIENCE = 16
 #: Cost models under orders of devices that are kept.
 _MODELS = 64
+#: Seconds to lay out an action of a schedule without a formula (one core of 2023).
+_ACTION_S = 1e-6
 #: Score of solutions that the request's launcher cannot express.
 _INEXPRESSIBLE = 1e30
 
@@ -499,7 +502,17 @@ class Campaign(_Prices):
             if rows is None:
                 continue
             kept = rows[rows.schedule != one.row["schedule"]]
+            if self._candidates and not self._has_time_for(kept):
+                continue
             self.price([Solution(order=one.order, row=row) for row in kept.rows()])
+
+    def _has_time_for(self, rows: StrategyTable) -> bool:
+        """Return True if there is time to lay out the schedules of rows."""
+        until = self.until
+        if until is None:
+            return True
+        actions = 3 * (rows.pp * rows.virtual_stages * rows.num_microbatches).sum()
+        return bool(actions * _ACTION_S <= until - time.perf_counter())
 
     @property
     def simulated(self) -> list[Candidate]:
