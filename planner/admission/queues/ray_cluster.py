@@ -229,7 +229,8 @@ def read_ray(
         for key, group in groups.items()
         if group.get("state") != "REMOVED"
     )
-    return Snapshot(hosts=tuple(hosts.values()), entries=entries)
+    # Ray lists nodes in no order of its own.
+    return Snapshot(hosts=tuple(hosts[name] for name in sorted(hosts)), entries=entries)
 
 
 def _entry(
