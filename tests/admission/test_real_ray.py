@@ -126,6 +126,11 @@ def _ended(queue: RayQueue, name: str) -> Entry | None:
     return entry if entry is not None and entry.kept else None
 
 
+def _is_running(queue: RayQueue, name: str) -> bool:
+    entry = _entry(queue, name)
+    return entry is not None and entry.status == "running"
+
+
 def _stop(queue: RayQueue, name: str) -> None:
     def gone() -> bool:
         queue.stop(name)
@@ -218,7 +223,7 @@ def test_a_command_ends_with_its_actor(queue: RayQueue, tmp_path: Path) -> None:
 
 def test_what_does_not_fit_waits_and_can_be_stopped(queue: RayQueue) -> None:
     queue.launch(_launch(6, {"n0": 2}, "sleep 600"))
-    wait_for(lambda: _entry(queue, "mw-a-6").status == "running", LONG_S)
+    wait_for(lambda: _is_running(queue, "mw-a-6"), LONG_S)
     queue.launch(_launch(7, {"n0": 1}, "sleep 600"))
     assert _entry(queue, "mw-a-7").status == "pending"
     _stop(queue, "mw-a-7")

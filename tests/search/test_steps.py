@@ -85,6 +85,24 @@ def test_a_simulation_stands_in_for_a_price_that_was_not_asked_for() -> None:
     assert campaign.corrected(turned) == plain.price([turned])[0]
 
 
+@pytest.mark.parametrize(("action_s", "tried"), [(0.0, True), (1e9, False)])
+def test_schedules_are_tried_that_there_is_time_to_lay_out(
+    action_s: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.search.campaign._ACTION_S", action_s)
+    cluster = hosts((2, 4, device()))
+    request = request_for(uniform_graph(12), cluster, 16, time_budget_s=1e6)
+    campaign = Campaign(request)
+    table = StrategyTable.concatenate(list(enumerate_strategies(request.facts)))
+    row = table[np.flatnonzero(table.pp > 1)].row(0)
+    one = Solution(order=request.context.order, row=row)
+    campaign.price([one])
+    campaign.simulate(one)
+    before = campaign.evaluations["analytic"]
+    campaign._try_schedules()
+    assert (campaign.evaluations["analytic"] > before) == tried
+
+
 def test_where_nothing_fits_the_least_excess_is_simulated_first() -> None:
     request = request_for(uniform_graph(12), SHORT, 48, evaluation_budget=400)
     campaign = Campaign(request)

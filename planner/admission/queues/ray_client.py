@@ -216,6 +216,7 @@ class _Client:
                 # Until Ray gives its node up, it may answer again.
                 found.append(None)
             except self._ray.exceptions.RayActorError:
+                # It is dead: its launch has fewer answers than hosts, which tells.
                 continue
         return found
 

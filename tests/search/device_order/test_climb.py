@@ -136,7 +136,8 @@ def test_it_finds_the_best_of_all_arrangements(
             sequence.append([*permuted, *[-1] * (len(usable) - len(members))])
     every = pricer.price(np.array(layout), np.array(sequence))
     start = _start(pricer)
-    found = climb(pricer, start, np.random.default_rng(0), Limits(rounds=40))
+    # Few groups: it ends by itself.
+    found = climb(pricer, start, np.random.default_rng(0), Limits())
     assert found.score[0] == pytest.approx(every.score.min(), rel=1e-12)
     assert (every.score.min() > 0.999 * start.score.min()) == plain
 
