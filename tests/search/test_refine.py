@@ -43,7 +43,7 @@ def test_ranks_with_several_stages_take_equally_long() -> None:
 def test_a_sequence_is_divided_by_the_faster_algorithm_first(
     cp: int, bandwidth: float, algorithm: str
 ) -> None:
-    """Of one candidate, as most searches ask for, it is the faster of the two."""
+    """The single candidate that most searches ask for is the faster of the two."""
     cluster = hosts((1, cp, device()), inside=bandwidth)
     values = row(cp=cp, zero_stage=1)
     model = CostModel(setting_for(real_graph("gpt2"), cluster))
