@@ -244,23 +244,29 @@ class _Queue:
             campaign.price([one])
             if campaign.was_simulated(one):
                 continue
-            value = campaign.simulate(one, cuts=2)
+            campaign.simulate(one, cuts=2)
             self._rescued += rescuing and campaign.may_fit(one)
-            self._vary(value, order, row)
+            self._vary(one)
             return True
         return False
 
-    def _vary(self, value: float, order: Index, row: Row) -> None:
-        """Queue a good pipeline's row under the schedules that its own stands for."""
-        key, campaign = order.tobytes(), self._campaign
+    def _vary(self, one: Solution) -> None:
+        """Queue a good pipeline's row under the schedules that its own stands for.
+
+        One that exceeds memory may fit under schedules that even out stages' memory.
+        """
+        key, campaign = one.order.tobytes(), self._campaign
+        fits = campaign.may_fit(one)
+        value = campaign.corrected(one) if fits else campaign.unlimited(one)
+        queue = self._waiting if fits else self._over
         many = self._varied.get(key, 0)
-        if row["pp"] == 1 or "schedule" in self._request.pins or many >= _VARIED:
+        if one.row["pp"] == 1 or "schedule" in self._request.pins or many >= _VARIED:
             return
         if value > _NEAR * campaign.best_score:
             return
         self._varied[key] = many + 1
-        for other in _variants(self._request, [dict(row)]):
-            self._push(self._waiting, value, order, other)
+        for other in _variants(self._request, [dict(one.row)]):
+            self._push(queue, value, one.order, other)
 
     def follow_ideals(self) -> None:
         """Recut the best pipelines along ideals, under the order of the best plan."""

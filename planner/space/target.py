@@ -170,7 +170,9 @@ def _violation_predicate(asker: _Asker) -> Callable[[tuple[int, ...]], bool]:
     return violates
 
 
-def _smallest(columns: dict[str, Index], kept: frozenset[str]) -> list[Index]:
+def _smallest(
+    columns: dict[str, Index], kept: frozenset[str], *, own: bool
+) -> list[Index]:
     """Return the columns of the smallest rows of the same kinds. Shapes [n].
 
     The combination of an axis, a schedule and a recompute kind is allowed for any
@@ -180,12 +182,16 @@ def _smallest(columns: dict[str, Index], kept: frozenset[str]) -> list[Index]:
     Args:
         columns: Columns of a table.
         kept: Names of the columns whose sizes the target looks at.
+        own: Whether the target is one of the executors.
     """
     made = {
         name: column if name in kept or name in _CODES else np.minimum(column, 2)
         for name, column in columns.items()
     }
     pipeline = (columns["pp"] > 1) & (columns["num_microbatches"] > 1)
+    if own:
+        # Batch norms, whose values a microbatch must have, are another rule.
+        made["microbatch_size"] = np.ones_like(columns["microbatch_size"])
     if kept.isdisjoint({"pp", "num_microbatches"}):
         made["num_microbatches"] = np.where(
             pipeline, _FILLING, made["num_microbatches"]
@@ -255,7 +261,7 @@ def target_violated(table: StrategyTable, facts: Facts) -> Mask:
         return np.zeros(len(table), dtype=bool)
     violates = _violation_predicate(_Asker.of(facts))
     columns = {name: getattr(table, name) for name in _COLUMNS}
-    small = _smallest(columns, _sizes(facts))
+    small = _smallest(columns, _sizes(facts), own=facts.target in OWN_TARGETS)
     first, which = distinct(*small)
     rows = zip(*(column[first].tolist() for column in small), strict=True)
     violated = np.array([violates(row) for row in rows], dtype=bool)[which]

@@ -64,7 +64,7 @@ class LearnedPartitioner:
     """
 
     name = "learned"
-    first_share = 0.7
+    first_share = 0.9
 
     def __init__(
         self, folder: str | Path | None = None, config: SearchConfig | None = None
