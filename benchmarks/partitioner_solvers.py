@@ -108,7 +108,10 @@ class _StoppedError(Exception):
 
 @contextmanager
 def _stopped_after(budget_s: float | None) -> Iterator[None]:
-    """Raise in what runs too long; only in the main thread, where signals arrive."""
+    """Raise in what runs too long; only in the main thread, where signals arrive.
+
+    Where the budget is of processor time, so is the limit.
+    """
     here = threading.current_thread() is threading.main_thread()
     if budget_s is None or not here or not hasattr(signal, "setitimer"):
         yield
@@ -118,14 +121,17 @@ def _stopped_after(budget_s: float | None) -> Iterator[None]:
         raise _StoppedError
 
     limit_s = _PATIENCE * budget_s + _PATIENCE_S
-    before = signal.signal(signal.SIGALRM, stop)
-    left_s, again_s = signal.setitimer(signal.ITIMER_REAL, limit_s)
+    timer, alarm = signal.ITIMER_REAL, signal.SIGALRM
+    if time.perf_counter is time.process_time:
+        timer, alarm = signal.ITIMER_PROF, signal.SIGPROF
+    before = signal.signal(alarm, stop)
+    left_s, again_s = signal.setitimer(timer, limit_s)
     try:
         yield
     finally:
         # Somebody else's alarm goes off as it would have, at the latest a bit later.
-        signal.setitimer(signal.ITIMER_REAL, left_s, again_s)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(timer, left_s, again_s)
+        signal.signal(alarm, before)
 
 
 def solver_named(name: str, no_graphs: Path | None = None) -> Solver:

@@ -44,8 +44,8 @@ Index = NDArray[np.int64]
 
 #: Most solutions with one mesh that are simulated in a row.
 _PER_MESH = 2
-#: Meshes whose best solution is tried under all schedules.
-_VARIED = 3
+#: Kinds whose best solution is tried under all schedules, among so many solutions.
+_VARIED, _CONSIDERED = 12, 200
 #: Share of moves that change the number of devices.
 _RESIZING = 0.05
 #: Simulations of rows with the same closed-form score as the best.
@@ -487,15 +487,20 @@ class Campaign(_Prices):
                 self.simulate(one)
 
     def _try_schedules(self) -> None:
-        """Price the best solutions of a few meshes under all other schedules."""
+        """Price the best solutions of a few kinds under all other schedules.
+
+        A kind is a mesh with so many stages a rank and samples a microbatch.
+        """
         request = self.request
         if "schedule" in request.pins:
             return
         seen: set[tuple[int, ...]] = set()
-        for one in self.best(40):
-            if one.row["pp"] == 1 or one.mesh in seen:
+        for one in self.best(_CONSIDERED):
+            row = one.row
+            kind = (*one.mesh, row["virtual_stages"], row["microbatch_size"])
+            if row["pp"] == 1 or kind in seen:
                 continue
-            seen.add(one.mesh)
+            seen.add(kind)
             if len(seen) > _VARIED or (self._candidates and self.is_late(0.95)):
                 return
             rows = neighbours(one.row, request.facts, request.pins, schedule_names())

@@ -39,8 +39,9 @@ _OVER = 4
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-#: Rows priced at once without a time budget, with one, and in a race against it.
-_ROWS_AT_ONCE, _ROWS_TIMED, _ROWS_RACED = 500_000, 100_000, 10_000
+#: Rows priced at once without a time budget, with one, and in a race for each second
+#: of it, up to as many as outside of races.
+_ROWS_AT_ONCE, _ROWS_TIMED, _ROWS_RACED = 500_000, 100_000, 30_000
 #: Rows with the least excess that fit by an exact cut before others come first again.
 _RESCUED = 4
 #: Prices in one glance at several numbers of devices; prices times ranks above which
@@ -170,13 +171,15 @@ class _Queue:
 
     def price(self, count: int) -> Iterator[None]:
         """Price the whole space on a number of devices, one table at a time."""
-        timed = self._request.time_budget_s is not None
-        size = max(1, _ROWS_RACED // len(self._orders[count]))
+        seconds, size = self._request.time_budget_s, _ROWS_AT_ONCE
+        if seconds is not None:
+            many = min(int(_ROWS_RACED * max(seconds, 1.0)), _ROWS_TIMED)
+            size = max(1, many // len(self._orders[count]))
         for table in enumerate_strategies(
             self._request.facts,
             num_devices=count,
             pins=self._request.pins,
-            rows=size if timed else _ROWS_AT_ONCE,
+            rows=size,
         ):
             self._add([(count, table, self._orders[count])])
             yield
