@@ -72,8 +72,8 @@ def usable_counts(request: Request) -> tuple[Index, Index]:
     """Return numbers of devices that some mesh could use, and in how many ways.
 
     They are products of a pipeline degree, a divisor of the batch, one of the
-    dimensions that tp splits and one of the sequence that cp splits: few enough to try
-    one by one.
+    dimensions that tp splits and one of the sequence, or of the longest side of the
+    samples, that cp splits: few enough to try one by one.
 
     Returns:
         The numbers, in order, and how many such products are each. Shapes [n].
@@ -90,8 +90,8 @@ def usable_counts(request: Request) -> tuple[Index, Index]:
     factors = [divisors(facts.global_batch)]
     if facts.has_sharding:
         factors.append(divisors(math.gcd(*dims)) if dims else divisors(_ANY_TP))
-    if facts.seq_len and facts.target != "meshwright":
-        factors.append(divisors(facts.seq_len))
+    if facts.seq_len or facts.spatial:
+        factors.append(divisors(facts.seq_len or max(facts.spatial_sizes)))
     for factor in factors:
         products = found[:, None] * factor
         kept = products <= limit
