@@ -268,7 +268,11 @@ class _Queue:
         if value > _NEAR * campaign.best_score:
             return
         self._varied[key] = many + 1
-        for other in _variants(self._request, [dict(one.row)]):
+        rows = [dict(one.row)]
+        if one.row["recompute"] and "recompute" not in self._request.pins:
+            # Schedules that split backward go without recomputation.
+            rows.append({**one.row, "recompute": 0})
+        for other in _variants(self._request, rows):
             self._push(queue, value, one.order, other)
 
     def follow_ideals(self) -> None:
