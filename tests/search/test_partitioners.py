@@ -220,6 +220,13 @@ def test_a_batch_that_all_devices_do_not_divide_uses_fewer() -> None:
     assert found.strategy.mesh.data_parallel == 7
 
 
+def test_sequences_are_divided_over_devices_that_batch_and_layers_do_not_fill() -> None:
+    graph = replace(uniform_graph(3), sharding={}, attention="causal")
+    request = request_for(graph, hosts((1, 13, device())), 7)
+    # 3 stages x cp 4; 7 replicas, or 3 stages alone, fill fewer.
+    assert [len(order) for order in device_orders(request)] == [12]
+
+
 def test_a_prime_batch_on_a_large_cluster_is_answered_at_once() -> None:
     graph = replace(uniform_graph(3), tp_dims={"heads": 4})
     request = request_for(graph, Cluster.parse("dgx-h100:512"), 11)

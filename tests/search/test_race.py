@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from planner.cost import CostModel
+from planner.schema.schedules import schedule_spec
 from planner.search import Request, SearchResult, get_partitioner, score
 from planner.search.campaign import Campaign
 from planner.search.evolutionary import EvolutionaryPartitioner
@@ -14,7 +16,8 @@ from planner.search.exhaustive import ExhaustivePartitioner
 from planner.search.expert import ExpertPartitioner
 from planner.search.moves import Solution
 from planner.search.race import Racer, race
-from tests.cost.made import device, hosts, request_for, uniform_graph
+from planner.search.refine import candidates_of_row
+from tests.cost.made import device, hosts, request_for, row, uniform_graph
 
 EVEN = hosts((2, 4, device()))
 MIXED = hosts((1, 4, device()), (2, 2, device("other", memory_bytes=9e9)))
@@ -157,3 +160,22 @@ def test_a_race_ends_where_nothing_fits() -> None:
     request = request_for(uniform_graph(12), tiny, 16, time_budget_s=0.2)
     racers = [ExpertPartitioner(), ExhaustivePartitioner(), EvolutionaryPartitioner()]
     assert not any(one.candidates for one in race(request, racers))
+
+
+def test_schedules_are_varied_where_memory_is_short() -> None:
+    """Some schedules even out the memory of stages that lack it under 1F1B."""
+    speed = {"float32": 4e13, "bfloat16": 8e13}
+    large = device(memory_bytes=2.73e9)
+    small = device("small", memory_bytes=1.82e9, peak_flops_per_s=speed)
+    request = request_for(
+        uniform_graph(12), hosts((1, 1, large), (1, 2, small)), 32, devices="any"
+    )
+    raced = race(request, [ExhaustivePartitioner()])[0].candidates
+    best = min(one.cost.step_time_s for one in raced if one.cost.fits)
+    eager = schedule_spec("Eager1F1B").code
+    shape = {"pp": 3, "microbatch_size": 4, "num_microbatches": 8, "recompute": 2}
+    known = candidates_of_row(
+        CostModel(request.context), row(**shape, schedule=eager), most=1
+    )[0]
+    assert known.cost.fits
+    assert best <= 1.0001 * known.cost.step_time_s
