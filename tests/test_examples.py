@@ -107,6 +107,21 @@ def test_jobs_are_placed_by_a_rule_and_by_what_was_learned(
     assert all(0.0 < float(a or b) < 100.0 for a, b in rates)
 
 
+@pytest.mark.further
+def test_ppo_trains_on_elastic_jobs_beside_rules(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("MESHWRIGHT_DATA", raising=False)
+    _run("elastic_ppo.py", "2000", monkeypatch=monkeypatch, folder=tmp_path)
+    found = re.findall(r"^  (\S+) +([\d.]+)%$", capsys.readouterr().out, re.M)
+    blocked = {name: float(share) for name, share in found}
+    # Without training it is about 57.
+    assert 0.0 < blocked["cheapest-first"] < blocked["elasticflow"]
+    assert blocked["elasticflow"] < blocked["PPO"] < 60.0
+
+
 def test_the_program_for_torchrun_trains(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

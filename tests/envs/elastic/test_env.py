@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from sb3_contrib.common.maskable.utils import get_action_masks
+from stable_baselines3.common.env_checker import check_env as check_for_sb3
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 import envs
 from envs.elastic.costs import FailureLaw
-from envs.elastic.env import ElasticStreamEnv
+from envs.elastic.env import JOB_FEATURES, ElasticStreamEnv
 from envs.elastic.pools import HostPool
 from envs.elastic.session import ElasticConfig
 from planner.errors import StrategyError
@@ -75,18 +81,85 @@ def test_rewards_add_up_to_the_summary() -> None:
 def test_moves_of_a_job() -> None:
     env = _env()
     obs, _ = env.reset()
+    assert env.view.tolist() == [1, 0]  # the second is due first
     assert obs["jobs"][:, 0].tolist() == [1, 1, 0, 0]
     assert obs["pools"].tolist() == [[1, 1], [1, 1]]
-    run = 1 + 0 * env.moves + 3 + 2  # four new devices for the first job
+    run = 1 + 1 * env.moves + 3 + 2  # four new devices for the first job
     obs, *_ = env.step(np.int64(run))
     assert obs["pools"][:, 1].tolist() == [0, 1]
-    env.step(np.int64(1 + 1))  # promise it
-    env.step(np.int64(1 + env.moves))  # decline the second
-    assert not env.action_masks()[1 + env.moves : 1 + 2 * env.moves].any()
+    env.step(np.int64(1 + env.moves + 1))  # promise it
+    env.step(np.int64(1))  # decline the second
+    assert not env.action_masks()[1:].any()
     _, reward, *_ = env.step(np.int64(0))
     assert reward == pytest.approx(-1.0)
     assert env.session.degree.tolist() == [4, 0, 0]
     assert env.session.summary().declined == 1
+
+
+def test_observations_show_what_was_decided() -> None:
+    env = _env()
+    obs, _ = env.reset()
+    told = [JOB_FEATURES.index(name) for name in ("undecided", "promised", "settled")]
+    # 30 iterations in 10 s, at 2, 4 and 8 new or 1 old iteration a second.
+    shares = [1.5, 0.75, 0.375, 3.0, 10.0, 10.0]
+    assert obs["options"][0].tolist() == pytest.approx(shares)
+    assert obs["jobs"][:2, told].tolist() == [[1, 0, 0], [1, 0, 0]]
+    assert not obs["held"].any()
+    env.step(np.int64(1 + 3))  # one new device for the first in view
+    env.step(np.int64(1 + 1))  # promise it
+    obs, *_ = env.step(np.int64(1 + env.moves))  # decline the second
+    assert obs["jobs"][:2, told].tolist() == [[0, 1, 1], [0, 0, 1]]
+    assert obs["held"].tolist()[0] == [1, 0, 0, 0, 0, 0]
+    assert not obs["held"][1:].any()
+    obs, *_ = env.step(np.int64(0))
+    assert obs["jobs"][0, told].tolist() == [0, 1, 0]
+    assert obs["held"][0, 0] == 1
+
+
+def test_moves_end_before_time_passes() -> None:
+    env, random = _env(), np.random.default_rng(3)
+    for _ in range(20):
+        env.reset(seed=0)
+        while not env.session.over:
+            made = 0
+            while len(allowed := np.flatnonzero(env.action_masks()[1:])):
+                env.step(1 + random.choice(allowed))
+                made += 1
+            # Each job is at most promised, paused and run.
+            assert made <= 3 * len(env.view)
+            env.step(np.int64(0))
+
+
+def test_late_jobs_do_not_hide_others() -> None:
+    config = _config(trace=trace((0, 5, 900, 1), (0, 90, 30, 1)))
+    env = ElasticStreamEnv(config, slots=1)
+    env.reset()
+    assert env.view.tolist() == [0]
+    env.step(np.int64(0))
+    assert (env.session.now_s, env.view.tolist()) == (5.0, [1])
+
+
+def test_copy_goes_on_alike() -> None:
+    env = _env()
+    env.reset(seed=4)
+    env.step(np.int64(1 + 3))
+    ends = []
+    for one in (env, pickle.loads(pickle.dumps(env)), copy.deepcopy(env)):
+        random = np.random.default_rng(1)
+        seen: list[float] = []
+        while not one.session.over:
+            action = random.choice(np.flatnonzero(one.action_masks()))
+            obs, reward, *_ = one.step(action)
+            seen += [reward, *obs["jobs"].ravel().tolist()]
+        ends.append(seen)
+    assert ends[0] == ends[1] == ends[2]
+
+
+@pytest.mark.filterwarnings("ignore:Your observation .* has an unconventional shape")
+def test_stable_baselines_accepts_it() -> None:
+    check_for_sb3(_env())
+    many = DummyVecEnv([_env, _env])
+    assert get_action_masks(many).shape == (2, many.action_space.n)
 
 
 def test_action_that_is_not_allowed_changes_nothing() -> None:
