@@ -298,7 +298,9 @@ def _microbatches(
         if size * many == per_replica:
             yield size, many
         return
-    for size in _pinned_or(pins, "microbatch_size", list(_SIZES)):
+    # Some models, such as those with batch norms, take nothing but whole batches.
+    whole = [per_replica] if pp == 1 and per_replica not in _SIZES else []
+    for size in _pinned_or(pins, "microbatch_size", [*_SIZES, *whole]):
         many = per_replica // size
         shallow = pp > 1 and many < _FILL * pp and size > 1
         if per_replica % size == 0 and ("microbatch_size" in pins or not shallow):

@@ -166,6 +166,8 @@ def few_rows(
 ) -> StrategyTable:
     """Return rows that stand for meshes: few stages a rank, few microbatch sizes.
 
+    Models that see whole batches, as batch norms do, have one microbatch as well.
+
     Args:
         request: The question; its pins hold in every row.
         mesh: Degrees in the order of the table's axes. Shape [n, 6].
@@ -177,8 +179,13 @@ def few_rows(
         spec = schedule_spec(schedule_name(pins["schedule"]))
         virtual_stages = max(virtual_stages, spec.virtual_stages[0])
     pins.setdefault("virtual_stages", virtual_stages)
-    sizes = [{}] if _BATCHING & set(pins) else batching
-    parts = [expand_meshes(mesh, request.facts, {**pins, **size}) for size in sizes]
+    facts = request.facts
+    sizes = list(batching)
+    if facts.batch_norm_values is not None or facts.own_loss == "coupled":
+        sizes.append({"num_microbatches": 1})
+    if _BATCHING & {*pins, *facts.regime.fixes}:
+        sizes = [{}]
+    parts = [expand_meshes(mesh, facts, {**pins, **size}) for size in sizes]
     table = StrategyTable.concatenate(parts)
     kept = has_textbook_time(table)
     if "zero_stage" not in pins:
