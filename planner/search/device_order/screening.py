@@ -191,7 +191,4 @@ def few_rows(
     if "zero_stage" not in pins:
         # Stages below 3 differ in memory alone, and not with a pipeline.
         kept &= table.zero_stage != np.where(table.pp > 1, 2, 1)
-    divided = request.facts.whole_stream is None and request.launcher_limits is None
-    if "sequence_parallel" not in pins and divided:
-        kept &= (table.tp == 1) | (table.sequence_parallel == 1)
     return table[np.flatnonzero(kept)]

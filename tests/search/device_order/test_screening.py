@@ -13,6 +13,17 @@ from planner.search.expert import ladder
 from tests.cost.made import device, hosts, request_for, uniform_graph
 
 
+@pytest.mark.parametrize("seq_len", [1024, 1001, None])
+def test_tensor_parallelism_has_rows_whatever_divides_the_sequence(
+    seq_len: int | None,
+) -> None:
+    graph = uniform_graph(4, seq_len=seq_len)
+    request = request_for(graph, hosts((1, 2, device())), 8)
+    rows = few_rows(request, np.array([(1, 1, 1, 1, 2, 1)]))
+    assert set(rows.tp) == {2}
+    assert set(rows.sequence_parallel) == {int(seq_len == 1024)}
+
+
 @pytest.mark.parametrize(
     ("changes", "mesh", "size"),
     [
