@@ -17,6 +17,7 @@ from planner.search.device_order.groups import DeviceGroups
 from planner.search.device_order.subsets import Choices, distinct_meshes, mesh_of_row
 from planner.search.steps import Steps, completed
 from planner.space import StrategyTable, expand_meshes
+from planner.space.table import distinct
 
 __all__ = ["Screened", "few_rows", "screen", "screen_in_steps"]
 
@@ -181,14 +182,22 @@ def few_rows(
     pins.setdefault("virtual_stages", virtual_stages)
     facts = request.facts
     sizes = list(batching)
-    if facts.batch_norm_values is not None or facts.own_loss == "coupled":
+    whole = facts.batch_norm_values is not None or facts.own_loss == "coupled"
+    if whole:
         sizes.append({"num_microbatches": 1})
     if _BATCHING & {*pins, *facts.regime.fixes}:
         sizes = [{}]
     parts = [expand_meshes(mesh, facts, {**pins, **size}) for size in sizes]
     table = StrategyTable.concatenate(parts)
+    if whole:
+        columns = (getattr(table, name) for name in StrategyTable.__dataclass_fields__)
+        table = table[np.sort(distinct(*columns)[0])]
     kept = has_textbook_time(table)
-    if "zero_stage" not in pins:
-        # Stages below 3 differ in memory alone, and not with a pipeline.
-        kept &= table.zero_stage != np.where(table.pp > 1, 2, 1)
+    if "zero_stage" not in pins and len(table):
+        # Stages below 3 differ in memory alone, and not with a pipeline: where a mesh
+        # has both, one stands for them.
+        owner, left_out = mesh_of_row(table, mesh), np.where(table.pp > 1, 2, 1)
+        there = [np.bincount(owner, table.zero_stage == n, len(mesh)) for n in (1, 2)]
+        both = np.minimum(*there) > 0
+        kept &= (table.zero_stage != left_out) | ~both[owner]
     return table[np.flatnonzero(kept)]

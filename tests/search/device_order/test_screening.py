@@ -1,4 +1,4 @@
-"""Rows that stand for meshes."""
+"""Rows that stand for meshes: no mesh that has a legal row may be left without one."""
 
 from __future__ import annotations
 
@@ -9,33 +9,52 @@ import numpy as np
 import pytest
 
 from planner.search.device_order.screening import few_rows
+from planner.search.device_order.subsets import mesh_of_row
 from planner.search.expert import ladder
+from planner.space import enumerate_meshes, expand_meshes
 from tests.cost.made import device, hosts, request_for, uniform_graph
 
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "attention": {"attention": "causal"},
+    "odd sequence": {"attention": "causal", "seq_len": 1001},
+    "no sequence": {"seq_len": None},
+    "batch norms": {"batch_norm_values": 64},
+    "coupled samples": {"config": {"own_loss": "coupled"}},
+    "experts": {"num_experts": 4},
+}
 
-@pytest.mark.parametrize("seq_len", [1024, 1001, None])
-def test_tensor_parallelism_has_rows_whatever_divides_the_sequence(
-    seq_len: int | None,
+
+@pytest.mark.parametrize("target", ["meshwright", "torchtitan", "megatron", "nanotron"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("batch", [24, 26])
+def test_every_mesh_with_a_legal_row_has_one(
+    model: str, target: str, batch: int
 ) -> None:
-    graph = uniform_graph(4, seq_len=seq_len)
-    request = request_for(graph, hosts((1, 2, device())), 8)
-    rows = few_rows(request, np.array([(1, 1, 1, 1, 2, 1)]))
-    assert set(rows.tp) == {2}
-    assert set(rows.sequence_parallel) == {int(seq_len == 1024)}
+    graph = replace(uniform_graph(4), **MODELS[model])
+    request = request_for(graph, hosts((3, 4, device())), batch, target=target)
+    for count in (2, 8, 12):
+        mesh = enumerate_meshes(request.facts, count, request.pins)
+        if not len(mesh):
+            continue
+        every = expand_meshes(mesh, request.facts, request.pins)
+        few = few_rows(request, mesh)
+        with_rows = np.unique(mesh_of_row(every, mesh)).tolist()
+        assert np.unique(mesh_of_row(few, mesh)).tolist() == with_rows
 
 
 @pytest.mark.parametrize(
-    ("changes", "mesh", "size"),
+    ("model", "mesh", "size"),
     [
-        ({"batch_norm_values": 64}, (1, 1, 2, 1, 1, 1), 13),
-        ({"config": {"own_loss": "coupled"}}, (1, 1, 1, 1, 2, 1), 26),
+        ("batch norms", (1, 1, 2, 1, 1, 1), 13),
+        ("coupled samples", (1, 1, 1, 1, 2, 1), 26),
     ],
 )
 def test_models_of_whole_batches_have_rows(
-    changes: dict[str, Any], mesh: tuple[int, ...], size: int
+    model: str, mesh: tuple[int, ...], size: int
 ) -> None:
     """26 samples on two devices are no 1 or 4 samples a microbatch."""
-    graph = replace(uniform_graph(4), **changes)
+    graph = replace(uniform_graph(4), **MODELS[model])
     request = request_for(graph, hosts((1, 2, device())), 26)
     rows = few_rows(request, np.array([mesh]))
     assert set(zip(rows.microbatch_size, rows.num_microbatches, strict=True)) == {
@@ -43,10 +62,6 @@ def test_models_of_whole_batches_have_rows(
     }
     rungs = ladder(request, 2)
     assert rungs is not None
-    assert (26, 1) in set(
-        zip(
-            rungs.microbatch_size * rungs.dp_replicate * rungs.dp_shard,
-            rungs.num_microbatches,
-            strict=True,
-        )
-    )
+    replicas = rungs.dp_replicate * rungs.dp_shard
+    samples = rungs.microbatch_size * replicas
+    assert (26, 1) in set(zip(samples, rungs.num_microbatches, strict=True))
