@@ -26,6 +26,7 @@ JOBS, WINDOWS = 60, 16
 
 
 def drawn(seed: int, source: ThroughputTable, jobs: int = 1000) -> JobTrace:
+    """Draw a trace of jobs for one model."""
     random = np.random.default_rng(seed)
     work_s = 3600.0 * random.lognormal(0.0, 1.0, jobs)  # on one device
     submit_s = np.cumsum(random.exponential(300.0, jobs))
@@ -44,6 +45,7 @@ def drawn(seed: int, source: ThroughputTable, jobs: int = 1000) -> JobTrace:
 
 
 def windows(trace: JobTrace, source: ThroughputTable, hosts: int) -> DummyVecEnv:
+    """Make an environment for each of some windows, evenly spaced over a trace."""
     cluster = (HostPool(kind=source.kinds[0], hosts=hosts, devices=8),)
     configs = [
         ElasticConfig(trace=window(trace, at, JOBS), source=source, cluster=cluster)

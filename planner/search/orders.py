@@ -91,7 +91,7 @@ def usable_counts(request: Request) -> tuple[Index, Index]:
     if facts.has_sharding:
         factors.append(divisors(math.gcd(*dims)) if dims else divisors(_ANY_TP))
     if facts.seq_len or facts.spatial:
-        factors.append(divisors(facts.seq_len or max(facts.spatial_sizes)))
+        factors.append(divisors(facts.seq_len or max(facts.spatial_sizes, default=1)))
     for factor in factors:
         products = found[:, None] * factor
         kept = products <= limit

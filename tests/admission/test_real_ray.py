@@ -197,7 +197,7 @@ def test_a_stop_ends_all_that_was_started(queue: RayQueue, tmp_path: Path) -> No
     queue.launch(_launch(3, {"n0": 2}, line))
     pid = _pid(tmp_path / "pid")
     _stop(queue, "mw-a-3")
-    wait_for(lambda: not _alive(pid), LONG_S)
+    assert wait_for(lambda: not _alive(pid), LONG_S)
 
 
 def test_a_command_that_is_stopped_and_ends_with_0_is_not_done(
@@ -216,7 +216,7 @@ def test_a_command_ends_with_its_actor(queue: RayQueue, tmp_path: Path) -> None:
     text = wait_for(lambda: _text(tmp_path / "pid"), LONG_S)
     pid, actor = map(int, text.split())
     os.kill(actor, signal.SIGKILL)
-    wait_for(lambda: not _alive(pid), LONG_S)
+    assert wait_for(lambda: not _alive(pid), LONG_S)
     entry = wait_for(lambda: _ended(queue, "mw-a-5"), LONG_S)
     assert (entry.status, entry.cause) == ("failed", None)
 
