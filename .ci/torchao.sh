@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+# Compiled by pip: where tests import it first, its invalid escape sequences are errors.
+.venv/bin/python -m pip install --quiet --disable-pip-version-check \
   --no-deps --target "$work" torchao==0.18.0
 PYTHONPATH="$PWD:$work" .venv/bin/python -m pytest -q \
   tests/distributed/test_float8.py tests/distributed/test_optimizers.py \
