@@ -43,6 +43,10 @@ Index = NDArray[np.int64]
 #: mesh that an exact cut lets fit was among the first 10 by this order, and at up to
 #: place 246 by the time they would take alone.
 _MISSES = 12
+#: Least part of the memory limit that is taken for the excess of a row.
+_DOUBT = 0.02
+#: Meshes that fit by closed forms and are simulated before those with the most room.
+_FASTEST = 2
 #: Largest ratio to the best score so far for a trial as eager 1F1B.
 _VARIED = 1.4
 
@@ -105,12 +109,14 @@ class NearFeasible:
         excess_bytes: Excess on the rank with the most, by closed forms; below 0 if it
             fits.
         unlimited: Its score by closed forms with enough memory.
+        spare: True if it is only wanted where no other row of its mesh fits.
     """
 
     choice: int
     solution: Solution
     excess_bytes: float
     unlimited: float
+    spare: bool = False
 
 
 def find_near_feasible(
@@ -120,7 +126,7 @@ def find_near_feasible(
     choices: Choices,
     seen: Screened,
 ) -> list[NearFeasible]:
-    """Return one row for each mesh that exceeds memory by little and would be fast.
+    """Return one or two rows for each mesh that lacks little memory and would be fast.
 
     Args:
         request: The question.
@@ -128,9 +134,10 @@ def find_near_feasible(
         groups: Groups of the request's devices.
         choices: All meshes.
         seen: Result of :func:`planner.search.device_order.screening.screen`.
+
     Returns:
-        Rows in the order of excess times score, the least first; where nothing fits,
-        in turn with those of the least excess.
+        Rows in the order of excess times score of their meshes, the least first; where
+        nothing fits, in turn with those of the least excess. Spare rows come last.
     """
     best = seen.score.min(initial=np.inf)
     missed = np.flatnonzero((seen.excess_bytes > 0) & (seen.unlimited < best))
@@ -141,7 +148,8 @@ def find_near_feasible(
         turns = np.stack([least[: len(nearest)], nearest], axis=1).ravel()
         nearest = np.array(list(dict.fromkeys(turns.tolist())), dtype=np.int64)
         nearest = nearest[:_MISSES]
-    return _least_excesses(request, model, groups, choices, seen.choice[nearest])
+    rows = _rows_of_meshes(request, model, groups, choices, seen.choice[nearest])
+    return sorted(rows, key=lambda near: near.spare)
 
 
 def roomiest(
@@ -151,25 +159,32 @@ def roomiest(
     choices: Choices,
     seen: Screened,
 ) -> Iterator[NearFeasible]:
-    """Yield one row for each mesh, the one with the least excess of memory first.
+    """Yield one row for each mesh: the fastest that fit, then those with most room.
 
-    They are left to try where nothing that looked fast fits. Takes the arguments of
+    They are left to try where nothing was simulated that fits. Takes the arguments of
     :func:`find_near_feasible`, and prices one at a time: the first most often fits.
     """
-    most = np.argsort(seen.excess_bytes, kind="stable")[:_MISSES]
-    for place in range(len(most)):
-        choice = seen.choice[most[place : place + 1]]
-        yield from _least_excesses(request, model, groups, choices, choice)
+    fast = np.argsort(seen.score, kind="stable")[:_FASTEST]
+    roomy = np.argsort(seen.excess_bytes, kind="stable")[:_MISSES]
+    for among, fastest in (fast[np.isfinite(seen.score[fast])], True), (roomy, False):
+        for place in range(len(among)):
+            choice = seen.choice[among[place : place + 1]]
+            rows = _rows_of_meshes(request, model, groups, choices, choice)
+            yield rows[0 if fastest else -1]
 
 
-def _least_excesses(
+def _rows_of_meshes(
     request: Request,
     model: CostModel,
     groups: DeviceGroups,
     choices: Choices,
     chosen: Index,
 ) -> list[NearFeasible]:
-    """Return the row of each mesh with the least excess under its plain orders."""
+    """Return the most promising row of each mesh, and that with the least excess.
+
+    Promise is the product of the score with enough memory and of what exceeds memory:
+    a row that shards less may be several times faster, and fit once it is cut exactly.
+    """
     if not len(chosen):
         return []
     mesh, which = distinct_meshes(choices, chosen)
@@ -194,20 +209,25 @@ def _least_excesses(
     every, under = table[np.concatenate(rows)], np.concatenate(order)
     costs = model.table_in_orders(every, ids, under)
     unlimited = scores_of(costs, every, request.objective, fitting=False)
+    limit = costs.memory_bytes - costs.excess_bytes
+    promise = unlimited * np.maximum(costs.excess_bytes / limit, _DOUBT)
     found, start = [], 0
     for choice, part in zip(chosen.tolist(), rows, strict=True):
         stop = start + len(part)
-        at = start + int(costs.excess_bytes[start:stop].argmin())
+        best = start + int(promise[start:stop].argmin())
+        least = start + int(costs.excess_bytes[start:stop].argmin())
         start = stop
-        ranks = ids[under[at]]
-        found.append(
-            NearFeasible(
-                choice=choice,
-                solution=Solution(order=ranks[ranks >= 0], row=every.row(at)),
-                excess_bytes=float(costs.excess_bytes[at]),
-                unlimited=float(unlimited[at]),
+        for at in dict.fromkeys([best, least]):
+            ranks = ids[under[at]]
+            found.append(
+                NearFeasible(
+                    choice=choice,
+                    solution=Solution(order=ranks[ranks >= 0], row=every.row(at)),
+                    excess_bytes=float(costs.excess_bytes[at]),
+                    unlimited=float(unlimited[at]),
+                    spare=at != best,
+                )
             )
-        )
     return found
 
 
@@ -263,6 +283,8 @@ def recut_in_steps(
         if found and until is not None and time.perf_counter() >= until:
             break
         near = waiting.pop()
+        if near.spare and near.choice in fitted:
+            continue
         one = near.solution
         cuts = exact.candidates(one.row, one.order)
         found.append((one, cuts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,11 +69,18 @@ def test_near_feasible_rows_have_the_least_products_of_time_and_lack(
         )
         if lack > 0 and unlimited < best
     }
-    expected = sorted(promise.values())[: len(near_feasible)]
-    met = [one.solution for one in near_feasible]
+    first = [one for one in near_feasible if not one.spare]
+    expected = sorted(promise.values())[: len(first)]
+    met = [one.solution for one in first]
     assert [promise[one.mesh] for one in met] == pytest.approx(expected)
-    assert len(near_feasible) == min(12, len(promise))
-    for near, one in zip(near_feasible, met, strict=True):
+    assert len(first) == min(12, len(promise))
+    # Spare rows come last; they lack less, and are no faster.
+    assert near_feasible[: len(first)] == first
+    for spare in near_feasible[len(first) :]:
+        (one,) = (near for near in first if near.choice == spare.choice)
+        assert spare.excess_bytes < one.excess_bytes
+        assert spare.unlimited > one.unlimited
+    for near, one in zip(first, met, strict=True):
         assert tuple(choices.mesh[near.choice].tolist()) == one.mesh
         model = CostModel(request.context.reordered(one.order))
         row = StrategyTable.from_columns(**{k: [v] for k, v in one.row.items()})
@@ -87,23 +95,36 @@ def test_a_near_feasible_row_may_fit_once_it_is_cut_by_memory(seen: _Seen) -> No
     exact = ExactPricer(request=request, model=CostModel(request.context))
     recut = recut_near_feasible(exact, near_feasible, None, 99)
     found = recut.found
-    asked = [one.solution.key for one in near_feasible]
+    # A spare row is only cut where no row before it fitted.
+    fitted = {one.mesh for one, cuts in found if np.isfinite(best_score(request, cuts))}
+    asked = [
+        near.solution.key
+        for near in near_feasible
+        if not (near.spare and near.solution.mesh in fitted)
+    ]
     assert [one.key for one, _ in found if one.key in asked] == asked
     values = [best_score(request, cuts) for _, cuts in found]
     assert recut.best == min(values) < 0.9 * seen[-1].score.min()
     assert exact.model.evaluations["simulated"] == len(
         [cut for _, cuts in found for cut in cuts]
     )
+    # The best mesh comes first.
+    meshes = [tuple(seen[2].mesh[choice].tolist()) for choice in recut.choices]
+    assert meshes[0] == found[values.index(recut.best)][0].mesh
+    assert set(meshes) == set(recut.meshes.known)
+    # The first is faster than with the row that lacks least.
+    first = values[0]
+    least = [replace(near, spare=False) for near in near_feasible if near.spare]
+    others = recut_near_feasible(exact, least, None, 99)
     # What fitted well was tried as eager 1F1B right after.
+    found = others.found
+    values = [best_score(request, cuts) for _, cuts in found]
+    assert first < values[0] < np.inf
     eager = schedule_spec("Eager1F1B").code
     first = next(place for place, value in enumerate(values) if np.isfinite(value))
     after = found[first + 1][0].row
     assert after["virtual_stages"] == 1
     assert {**found[first][0].row, "schedule": eager} == after
-    # The best mesh comes first.
-    meshes = [tuple(seen[2].mesh[choice].tolist()) for choice in recut.choices]
-    assert meshes[0] == found[values.index(recut.best)][0].mesh
-    assert set(meshes) == set(recut.meshes.known)
 
 
 def test_a_mesh_that_fitted_is_opened_with_rows_that_lack_no_more(seen: _Seen) -> None:
@@ -131,12 +152,17 @@ def test_a_mesh_that_fitted_is_opened_with_rows_that_lack_no_more(seen: _Seen) -
     assert known.known == {(2,): (3.0, 1.5)}
 
 
-def test_the_roomiest_come_in_the_order_of_what_they_have_to_spare(
+def test_the_fastest_that_fit_come_before_those_with_most_room(
     seen: _Seen,
 ) -> None:
     request, groups, choices, found = seen
     model = CostModel(request.context)
-    few = list(roomiest(request, model, groups, choices, found))
+    rows = list(roomiest(request, model, groups, choices, found))
+    fast, few = rows[:2], rows[2:]
+    best = np.argsort(found.score)[:2]
+    assert [one.choice for one in fast] == found.choice[best].tolist()
+    assert all(one.excess_bytes <= 0 for one in fast)
+    assert [one.unlimited for one in fast] == pytest.approx(found.score[best])
     assert len(few) == 12
     least = np.sort(found.excess_bytes)[:12]
     # Of a mesh's rows under all plain orders, so at least as much as was glanced at.
@@ -144,8 +170,9 @@ def test_the_roomiest_come_in_the_order_of_what_they_have_to_spare(
         one.excess_bytes <= lack + 1 for one, lack in zip(few, least, strict=True)
     )
     exact = ExactPricer(request=request, model=model)
-    first = few[0].solution
-    assert np.isfinite(best_score(request, exact.candidates(first.row, first.order)))
+    for first in fast[0].solution, few[0].solution:
+        cuts = exact.candidates(first.row, first.order)
+        assert np.isfinite(best_score(request, cuts))
 
 
 def test_time_and_simulations_are_kept_to(seen: _Seen) -> None:
@@ -169,4 +196,5 @@ def test_pins_hold_in_what_is_tried_besides() -> None:
     recut = recut_near_feasible(
         ExactPricer(request=pinned, model=model), near_feasible, None, 99
     )
-    assert len(recut.found) == len(near_feasible) > 0
+    first = [near for near in near_feasible if not near.spare]
+    assert len(recut.found) >= len(first) > 0
