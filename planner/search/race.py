@@ -147,13 +147,17 @@ class _Race:
     def _is_over(self, lane: _Lane) -> bool:
         """Return True if a contender has had its first share.
 
-        Where nothing fits when the time is up, the one with the largest share goes on.
+        The one with the largest share goes on as long as none of its own plans fits and
+        there is time, and where nothing fits when the time is up.
         """
-        if lane.ended or self._spent(_LAST):
+        if lane.ended:
             return True
-        if self._timed and self._campaign.is_late():
-            return lane is not max(self._lanes, key=lambda one: one.first_share)
-        return lane.spent >= lane.first_share
+        if self._timed and lane is max(self._lanes, key=lambda one: one.first_share):
+            if not any(one.cost.fits for one in lane.candidates):
+                return self._campaign.has_fit and self._campaign.is_late()
+        elif self._timed and self._campaign.is_late():
+            return True
+        return self._spent(_LAST) or lane.spent >= lane.first_share
 
     def _spent(self, share: float) -> bool:
         """Return True if this share of the budget is used up."""

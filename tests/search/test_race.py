@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -153,6 +154,29 @@ def test_the_largest_goes_on_where_the_time_is_up_and_nothing_fits() -> None:
     first, second = race(request, [small, large])
     assert first.candidates == ()
     assert len(second.candidates) == 1
+
+
+def test_the_largest_goes_on_until_a_plan_of_its_own_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    class Slow(_Scripted):
+        """Thinks for more than its share, then simulates the best of all."""
+
+        first_share = 0.9
+
+        def _listed(self, campaign: Campaign) -> Iterator[Solution | None]:
+            now[0] += 0.95
+            yield None
+            yield _solutions(campaign)[-1]
+
+    slow, poor = Slow("slow", 0, 0), _Scripted("poor", 0, 1)
+    request = _asked(None, time_budget_s=1.0)
+    results = race(request, [slow, poor])
+    assert results[0].candidates
+    assert _best(results, request) == _best(results[:1], request)
 
 
 def test_a_race_ends_where_nothing_fits() -> None:
