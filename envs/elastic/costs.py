@@ -70,11 +70,13 @@ class ReshardCost:
     source: str = "assumptions: a restart, and a link of 16 Gb/s a device"
 
     def __post_init__(self) -> None:
-        if self.restart_s < 0.0 or self.default_bytes < 0.0 or self.bytes_per_s <= 0.0:
+        costs = (self.restart_s, self.default_bytes, *self.checkpoint_bytes.values())
+        if not all(0.0 <= each < np.inf for each in costs) or not self.bytes_per_s > 0:
             raise StrategyError(
                 f"restart_s={self.restart_s}, default_bytes={self.default_bytes}, "
-                f"bytes_per_s={self.bytes_per_s}; give times and sizes of at least 0 "
-                "and a positive rate"
+                f"checkpoint_bytes={dict(self.checkpoint_bytes)}, "
+                f"bytes_per_s={self.bytes_per_s}; give finite times and sizes of at "
+                "least 0 and a positive rate"
             )
 
     def stall_s(self, change: Change) -> Floats:

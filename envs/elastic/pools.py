@@ -84,6 +84,8 @@ class Room:
     """
 
     def __init__(self, pools: Pools, kinds: tuple[str, ...]) -> None:
+        if not pools:
+            raise StrategyError("a cluster without hosts; give at least one HostPool")
         for pool in pools:
             if pool.kind not in kinds:
                 raise UnknownNameError("device type with throughputs", pool.kind, kinds)

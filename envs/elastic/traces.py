@@ -29,7 +29,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Longest time that a trace may span, and that a job may take.
+#: Longest time that submissions may span, and that a job may take.
 _ABSURD_S = 20 * 365.25 * 86400.0
 _LOADS = (0.25, 2.0)
 
@@ -168,7 +168,8 @@ def read_trace(
     Philly's and openb's traces have neither models nor deadlines: each job then gets a
     model of the source with equal chances, the iterations that it does in the job's
     duration, and a deadline of 0.5 to 1.5 durations after its submission, as
-    ElasticFlow drew them for Philly's.
+    ElasticFlow drew them for Philly's. Lines that got no device, as openb's pods that
+    never started, are no jobs.
 
     Args:
         path: CSV file, gzipped if it ends with ``.gz``.
@@ -179,9 +180,9 @@ def read_trace(
 
     Raises:
         UnknownNameError: If no format has this name, or no throughput is known of a
-            model or a device type.
+            model.
         StrategyError: If a column lacks, or a value breaks a rule; the message has the
-            line.
+            line. If submissions span more than 20 years.
     """
     if trace_format not in TRACE_FORMATS:
         raise UnknownNameError("trace format", trace_format, TRACE_FORMATS)
@@ -198,6 +199,14 @@ def read_trace(
             f"{path} has no job that needs a device"
             + (f" in group {group!r}" if group else "")
             + "; there is nothing to decide, give another file or group"
+        )
+    first, last = int(np.argmin(trace.submit_s)), int(np.argmax(trace.submit_s))
+    if trace.submit_s[last] - trace.submit_s[first] > _ABSURD_S:
+        raise StrategyError(
+            f"{path} has job {trace.job_id[first]} submitted at "
+            f"{trace.submit_s[first]:.10g} s and job {trace.job_id[last]} at "
+            f"{trace.submit_s[last]:.10g} s, more than 20 years later; give all times "
+            "on one clock"
         )
     return trace.take(np.arange(len(trace)))
 
@@ -402,7 +411,7 @@ def _given(
     known = {str(key): number for number, key in enumerate(source.models)}
     found: list[_Fields] = []
     for row in rows:
-        key = ModelKey(row.text["model"], int(row.number("batch", 1, 1e9)))
+        key = ModelKey(row.text["model"], _whole(row, "batch", 1e9))
         if str(key) not in known:
             raise UnknownNameError(f"model in {row.where}:", str(key), known)
         submit_s, deadline_s = row.time_s("submit"), row.time_s("deadline")
@@ -442,14 +451,18 @@ def _drawn(
         if row.number("gpus", 0.0, 1e6) == 0:
             continue
         submit_s = row.time_s("submit")
+        if row.text.get("start") == "":
+            continue
         if "duration" in row.text:
             duration_s = row.number("duration", 0.0, _ABSURD_S)
         else:
             start_s, end_s = row.time_s("start"), row.time_s("end")
-            if end_s < start_s:
+            if not submit_s <= start_s <= end_s <= start_s + _ABSURD_S:
                 raise StrategyError(
-                    f"{row.where}: it ends at {end_s:g} s and starts at {start_s:g} s; "
-                    "give an end after the start, or leave the line out"
+                    f"{row.where}: it is submitted at {submit_s:.10g} s, starts at "
+                    f"{start_s:.10g} s and ends at {end_s:.10g} s; give times in this "
+                    "order, an end at most 20 years after the start, or leave the "
+                    "line out"
                 )
             duration_s = end_s - start_s
         gpus = _whole(row, "gpus")
@@ -457,9 +470,15 @@ def _drawn(
         if at == len(degrees):
             raise StrategyError(
                 f"{row.where}: gpus={gpus}; the throughputs of {source.name} end at "
-                f"{degrees[-1]} devices, leave the line out"
+                f"{degrees[-1]} devices, leave the line out, or read another group"
             )
         able = np.flatnonzero(rates[:, at] > 0.0)
+        if not len(able):
+            raise StrategyError(
+                f"{row.where}: gpus={gpus}; no model of {source.name} has a throughput "
+                f"on {degrees[at]} devices, leave the line out, or give throughputs of "
+                "more"
+            )
         model = int(generator.choice(able))
         slack = generator.uniform(0.5, 1.5)
         if duration_s <= 0.0:
@@ -479,11 +498,11 @@ def _drawn(
     return _trace(path, found, source)
 
 
-def _whole(row: _Row, field: str) -> int:
-    value = row.number(field, 1.0, 1e6)
+def _whole(row: _Row, field: str, most: float = 1e6) -> int:
+    value = row.number(field, 1.0, most)
     if value != int(value):
         raise StrategyError(
-            f"{row.where}: {field}={row.text[field]!r}; give a whole number of devices"
+            f"{row.where}: {field}={row.text[field]!r}; give a whole number"
         )
     return int(value)
 

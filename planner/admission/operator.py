@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf, nextafter
 
 from planner.admission.decide import admit, reschedule
 from planner.admission.journal import (
@@ -322,18 +323,20 @@ class Operator:
         throughputs = self._settings.throughputs
         made: AdmissionDecision | None = None
         for job in self._journal.jobs("submitted"):
-            request = job.request
-            guarded = request
-            if request.deadline_s is not None:
-                due = request.deadline_s - self._settings.guard_s
-                if due > request.submitted_s:
-                    guarded = request.model_copy(update={"deadline_s": due})
+            request, guard_s = job.request, self._settings.guard_s
+            guarded, due = request, request.deadline_s
+            if due is not None:
+                # A deadline within the guard is one that nothing can meet.
+                due = max(due - guard_s, nextafter(request.submitted_s, inf))
+                guarded = request.model_copy(update={"deadline_s": due})
             try:
                 made = admit(guarded, state, throughputs=throughputs)
             except MeshwrightError as error:
                 self._answer(job, None, state.now_s, str(error))
                 continue
-            self._answer(job, made, state.now_s, made.reasons[0])
+            early = f" (deadlines count {guard_s:g} s early, --guard-s)"
+            why = made.reasons[0] + ("" if made.admitted or not guard_s else early)
+            self._answer(job, made, state.now_s, why)
             if made.admitted:
                 new = StateJob(
                     request=request,

@@ -21,6 +21,9 @@ from planner.schema.admission import (
 
 __all__ = ["Problem", "read_problem"]
 
+#: Seconds by which the clocks of those who submit and of the cluster may differ.
+_CLOCKS_S = 60.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -88,7 +91,8 @@ def read_problem(
 
     Raises:
         StrategyError: If there are no throughputs, or two sources; if the job's name is
-            taken; or if a job runs on no number of devices that the cluster has.
+            taken, or it is submitted later than now; or if a job runs on no number of
+            devices that the cluster has.
         UnknownNameError: If there is no throughput of a model or of a device type.
     """
     source = _one_source(state, throughputs)
@@ -102,6 +106,13 @@ def read_problem(
         if job.name in jobs:
             raise StrategyError(
                 f"job {job.name} is in the state already; give the new one another name"
+            )
+        if job.submitted_s > state.now_s + _CLOCKS_S:
+            raise StrategyError(
+                f"job {job.name} has submitted_s={job.submitted_s:.10g}, which is "
+                f"{job.submitted_s - state.now_s:.10g} s after now_s="
+                f"{state.now_s:.10g} of the state; decide when it is submitted, and "
+                "give both times on one clock"
             )
         jobs[job.name] = StateJob(request=job, iterations_left=job.iterations)
     profile = _profile(state, kinds)

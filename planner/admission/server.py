@@ -100,7 +100,8 @@ def make_server(
         return ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
         raise ExecutionError(
-            f"cannot listen on {host}:{port}: {error.strerror}; give another --port"
+            f"cannot listen on {host}:{port}: {error.strerror}; give another "
+            f"--host or --port"
         ) from error
 
 
@@ -145,6 +146,16 @@ class _Handler(BaseHTTPRequestHandler):
             code, data = HTTPStatus.CONFLICT, {"error": str(error)}
         except MeshwrightError as error:
             code, data = HTTPStatus.BAD_REQUEST, {"error": str(error)}
+        self._send(code, data)
+
+    def send_error(
+        self, code: int, message: str | None = None, explain: str | None = None
+    ) -> None:
+        """Answer what is no request, or of another method, in JSON as well."""
+        self.close_connection = True
+        self._send(code, {"error": message or HTTPStatus(code).phrase})
+
+    def _send(self, code: int, data: Any) -> None:
         body = (json.dumps(data) + "\n").encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")

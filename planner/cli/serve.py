@@ -136,6 +136,10 @@ class ServeCommand:
                     f"--{name.replace('_', '-')} {getattr(self, name)}; give a time of "
                     f"at least {least:g} s"
                 )
+        if not 0 <= self.port <= 65535:
+            raise StrategyError(
+                f"--port {self.port}; give a port from 1 to 65535, or 0 for any"
+            )
         if not 0.0 <= self.rate_margin < 1.0:
             raise StrategyError(
                 f"--rate-margin {self.rate_margin}; give a share from 0 to below 1"

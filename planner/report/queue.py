@@ -353,14 +353,17 @@ def _costs_table(report: QueueReport) -> TextTable:
     """Changes that one job's promise cost another."""
     costs: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for change in report.changes:
-        if change["before"]:
-            costs[change["for"], change["job"]].append(change)
+        known = costs[change["for"], change["job"]]
+        again = change["kind"] == "resumed" and known and known[-1]["kind"] == "paused"
+        if change["before"] or again:
+            known.append(change)
     rows = []
     for (whose, whom), changes in costs.items():
+        if not changes:
+            continue
         kinds = Counter(each["kind"] for each in changes)
-        stall = sum(each["stall_s"] for each in changes)
         told = ", ".join(f"{n} x {kind}" for kind, n in kinds.items())
-        rows.append((whose, whom, told, format_seconds(stall), changes[0]["reason"]))
+        rows.append((whose, whom, told, _still(changes), changes[0]["reason"]))
     return TextTable(
         caption="Changes of running jobs, by the job that they were decided for",
         header=("for", "job", "changes", "stands still", "first reason"),
@@ -368,6 +371,17 @@ def _costs_table(report: QueueReport) -> TextTable:
         names=3,
         words=(4,),
     )
+
+
+def _still(changes: Sequence[Mapping[str, Any]]) -> str:
+    """Time for which the changes let a job stand still, its pauses included."""
+    total, since = 0.0, None
+    for each in changes:
+        if since is not None:
+            total += each["at_s"] - since
+        since = each["at_s"] if each["kind"] == "paused" else None
+        total += each["stall_s"]
+    return format_seconds(total) + ("" if since is None else " and more")
 
 
 def _jobs_table(report: QueueReport) -> TextTable:

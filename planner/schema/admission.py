@@ -97,6 +97,11 @@ class JobRequest(Document):
                 f"max_degree={self.max_degree} is below min_degree={self.min_degree}; "
                 "give at least as many"
             )
+        if any("\0" in word for word in self.command):
+            raise ValueError(
+                "command has a NUL character, which no process can be given; leave it "
+                "out"
+            )
         return self
 
 

@@ -366,7 +366,8 @@ class Gandiva:
         return Allocation(
             jobs=jobs,
             degree=degree,
-            wake_s=np.inf if coming else session.now_s + 60.0,
+            # Where nothing runs, turns let nothing run either.
+            wake_s=np.inf if coming or not running else session.now_s + 60.0,
         )
 
     def _all(self) -> list[_Group]:

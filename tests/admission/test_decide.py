@@ -146,6 +146,11 @@ def test_a_promise_that_a_failure_breaks_is_told() -> None:
         ),
         (request("new", 9, 90, min_degree=8), StrategyError, "the cluster has (4 gpu)"),
         (request("old", 9, 90), StrategyError, "give the new one another name"),
+        (
+            request("new", 9, 900, submitted_s=500.0),
+            StrategyError,
+            "submitted_s=500, which is 500 s after now_s=0 of the state; decide when",
+        ),
     ],
 )
 def test_contradictions_are_refused(job, kind, said: str) -> None:

@@ -16,14 +16,17 @@ from planner.admission.operator import Operator, OperatorSettings, progress
 from planner.cli.main import main
 from planner.report.queue import read_queue_report
 from planner.schema.admission import Reservation, ReservedSegment
+from planner.units import format_seconds
 from tests.admission.simulated import PRICE, SimulatedQueue, simulate
 from tests.admission.small import request, table
 
 
-def _loop(folder: Path) -> tuple[SimulatedQueue, Journal, Operator]:
+def _loop(
+    folder: Path, guard_s: float = 10.0
+) -> tuple[SimulatedQueue, Journal, Operator]:
     queue = SimulatedQueue()
     queue.journal = Journal(folder, "slurm")
-    settings = OperatorSettings(throughputs=table(), price=PRICE, guard_s=10.0)
+    settings = OperatorSettings(throughputs=table(), price=PRICE, guard_s=guard_s)
     operator = Operator(queue, queue.journal, settings, clock=lambda: queue.now)
     return queue, queue.journal, operator
 
@@ -59,11 +62,34 @@ def test_the_report_tells_jobs_causes_and_costs(served: Path, tmp_path: Path) ->
     causes = [job.cause for job in jobs if job.status == "declined"]
     assert f"| no schedule was found | {causes.count('search')} |" in told
     assert f"| too slow even alone | {causes.count('alone')} |" in told
+    pauses = {}
+    for each in read_queue_report(str(served)).changes:
+        pair = f"| {each['for']} | {each['job']} |"
+        if each["kind"] == "paused":
+            pauses[pair] = each["at_s"]
+        elif each["kind"] == "resumed" and pair in pauses:
+            still = format_seconds(each["at_s"] - pauses.pop(pair) + each["stall_s"])
+            assert f"{pair} 1 x paused, 1 x resumed | {still} |" in told
+    assert told.count("1 x paused, 1 x resumed") >= 3
+    assert pauses == {}
     shown = page.read_text()
     assert all(f'data-tip="{each.name}\n' in shown for each in launches)
     end = read_queue_report(str(served)).end_s
     dues = [job.request.deadline_s for job in jobs if job.promised]
     assert shown.count('class="limit"') == sum(due <= end for due in dues) > 0
+
+
+def test_a_deadline_within_the_guard_is_not_promised(tmp_path: Path) -> None:
+    _, journal, operator = _loop(tmp_path, guard_s=60.0)
+    # It takes 11 s, and no time is left for what queues take.
+    journal.submit(request("near", 1, 15.0), 0.0)
+    journal.submit(request("far", 1, 75.0), 0.0)
+    assert operator.tick()
+    near = journal.job("near")
+    assert (near.status, near.cause) == ("declined", "alone")
+    assert near.reason.endswith("(deadlines count 60 s early, --guard-s)")
+    assert journal.job("far").promised
+    journal.close()
 
 
 def test_a_promise_that_a_failure_breaks_is_told_once(tmp_path: Path) -> None:

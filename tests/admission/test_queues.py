@@ -178,6 +178,13 @@ def test_kueue() -> None:
     assert notebook.until_s == notebook.start_s + 3600
 
 
+def test_kueue_with_a_number_that_is_none() -> None:
+    nodes, *others = _kueue()
+    nodes["items"][0]["status"]["capacity"]["nvidia.com/gpu"] = "eight"
+    with pytest.raises(QueueError, match=r"'eight' nvidia.com/gpu of node gpu0, which"):
+        read_kueue(nodes, *others)
+
+
 def test_a_jobset_has_a_job_on_each_host() -> None:
     made = jobset_manifest(TWO, local_queue="user-queue", image="torch")
     assert made["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "user-queue"}

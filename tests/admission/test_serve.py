@@ -114,6 +114,7 @@ def test_the_endpoint_checks_what_it_is_given(serving: Serving) -> None:
         ({"iterations": -1}, "field iterations: must be above 0"),
         ({"deadline_s": 0.5}, "deadline_s=0.5 is not after"),
         ({"command": []}, "job a has no command"),
+        ({"command": ["a\0b"]}, "command has a NUL character"),
         ({"name": "../a"}, "field name"),
     ):
         code, data = serving.call("POST", "/jobs", {**job, **changed}, **bearer)
@@ -135,6 +136,8 @@ def test_the_endpoint_checks_what_it_is_given(serving: Serving) -> None:
     assert "did you mean 'net'?" in told[1]["reason"]
     text = {"Content-Type": "text/plain", **bearer}
     assert serving.call("POST", "/jobs", job, **text)[0] == 400
+    code, data = serving.call("PUT", "/jobs", job, **bearer)
+    assert (code, data["error"]) == (501, "Unsupported method ('PUT')")
 
 
 def test_a_queue_that_contradicts_the_journal_is_refused(serving: Serving) -> None:
@@ -164,6 +167,7 @@ def test_one_look_at_a_queue_that_answers_nonsense_is_an_error(
     [
         (("--host", "0.0.0.0"), "give a token with --token-file"),
         (("--poll-s", "-1"), "--poll-s -1.0; give a time of at least 0.05 s"),
+        (("--port", "65536"), "--port 65536; give a port from 1 to 65535, or 0"),
         (("--rate-margin", "1"), "give a share from 0 to below 1"),
         (("--queue", "kueue"), "--queue kueue needs --local-queue and --image"),
         (("--device", "a100"), "write QUEUE=NAME"),

@@ -204,15 +204,19 @@ def _asked(pod: Any, resource: str) -> int:
         resources = container.get("resources", {})
         for part in ("limits", "requests"):
             if resource in resources.get(part, {}):
-                found += _count(resources[part][resource])
+                name = f"pod {pod['metadata']['name']}"
+                found += _count(resources[part][resource], name, resource)
                 break
     return found
 
 
-def _count(value: Any) -> int:
+def _count(value: Any, where: str, resource: str) -> int:
     text = str(value)
     if not text.isdigit():
-        raise QueueError(f"{text!r} devices; give a whole number")
+        raise QueueError(
+            f"kubectl answered {text!r} {resource} of {where}, which is no whole "
+            "number; nothing is done till it answers one, see kubectl describe"
+        )
     return int(text)
 
 
@@ -222,8 +226,12 @@ def _hosts(
     for node in field_of(nodes, "kubectl get nodes", "items"):
         name = field_of(node, "kubectl get nodes", "metadata", "name")
         status = node.get("status", {})
-        count = _count(status.get("capacity", {}).get(resource, 0))
-        able = _count(status.get("allocatable", {}).get(resource, 0))
+        count = _count(
+            status.get("capacity", {}).get(resource, 0), f"node {name}", resource
+        )
+        able = _count(
+            status.get("allocatable", {}).get(resource, 0), f"node {name}", resource
+        )
         if not count:
             continue
         ready = any(

@@ -101,5 +101,7 @@ def test_pools_of_a_cluster() -> None:
 def test_bad_pools() -> None:
     with pytest.raises(StrategyError, match="0 hosts of 8 a100; give at least one"):
         HostPool(kind="a100", hosts=0, devices=8)
+    with pytest.raises(StrategyError, match="without hosts; give at least one"):
+        Room((), ("gpu",))
     with pytest.raises(UnknownNameError, match="'a100'"):
         Room((HostPool(kind="a100", hosts=1, devices=8),), ("gpu",))

@@ -197,6 +197,10 @@ def test_bad_configurations(fields: dict[str, object]) -> None:
         FailureLaw(repair_s=0.0)
     with pytest.raises(StrategyError, match=r"bytes_per_s=0\.0"):
         ReshardCost(bytes_per_s=0.0)
+    with pytest.raises(StrategyError, match="restart_s=nan"):
+        ReshardCost(restart_s=float("nan"))
+    with pytest.raises(StrategyError, match=r"checkpoint_bytes=\{'net': -1.0\}"):
+        ReshardCost(checkpoint_bytes={"net": -1.0})
 
 
 def _run_with_failures(seed: int, checkpoint_s: float) -> ElasticSession:

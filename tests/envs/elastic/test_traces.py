@@ -57,7 +57,7 @@ def test_philly_names_of_columns_and_gzip(tmp_path: Path) -> None:
         (
             "openb",
             "name,num_gpu,creation_time,scheduled_time,deletion_time\n"
-            "cpu,0,1,1,5\npod,3,40,40,106\n",
+            "cpu,0,1,1,5\nnever-started,1,2,,50\npod,3,40,40,106\n",
         ),
     ],
 )
@@ -86,6 +86,11 @@ def test_models_and_deadlines_are_drawn(
         ("a,100,30,net,1e9,64,1", r"by at most 20 years"),
         ("a,100,30,net,130,64,1.5", r"gpus='1.5'; give a whole number"),
         ("a,100,30,net,130,,1", r"batch=''"),
+        ("a,100,30,net,130,64.5,1", r"batch='64.5'; give a whole number"),
+        (
+            "a,5,30,net,130,64,1\nb,3e9,30,net,3000000030,64,1",
+            r"job a submitted at 5 s and job b at 3000000000 s.*; give all times",
+        ),
         (
             "a,100,30,net,130,64,1\na,105,30,net,130,64,1",
             r"line 3: job 'a' is in .*line 2, too; give each job one line",
@@ -143,6 +148,20 @@ def test_job_larger_than_the_table(tmp_path: Path) -> None:
         StrategyError, match="gpus=8; the throughputs of small end at 4"
     ):
         read_trace(_write(tmp_path, text), "philly", table())
+
+
+def test_devices_on_which_no_model_runs(tmp_path: Path) -> None:
+    text = "timestamp,duration,num_gpus,cluster\n5,66,2,vc\n"
+    source = table({"gpu": (1.0, 0.0, 0.0)})
+    with pytest.raises(StrategyError, match="gpus=2; no model of small has a thr"):
+        read_trace(_write(tmp_path, text), "philly", source)
+
+
+@pytest.mark.parametrize("times", ["9,8,10", "0,20,10", "0,0,6000000000"])
+def test_pods_whose_times_contradict(tmp_path: Path, times: str) -> None:
+    text = f"name,num_gpu,creation_time,scheduled_time,deletion_time\np,1,{times}\n"
+    with pytest.raises(StrategyError, match="line 2: it is submitted at"):
+        read_trace(_write(tmp_path, text), "openb", table())
 
 
 def test_time_scaling_keeps_the_slack() -> None:

@@ -103,6 +103,17 @@ def test_tiresias_prefers_jobs_with_little_service() -> None:
     assert long.end_s.tolist() == [5400.0, 4400.0]
 
 
+def test_gandiva_ends_where_a_job_asks_for_more_than_the_cluster() -> None:
+    small = (HostPool(kind="gpu", hosts=1, devices=2),)
+    one = session((0, 10, 5, 1), (0, 50, 5, 4), cluster=small)
+    rule = make_rule("gandiva")
+    for _ in range(100):
+        if not one.over:
+            one.apply(rule.decide(one))
+    assert one.over
+    assert (one.summary().met, one.summary().late) == (1, 1)
+
+
 def test_gandiva_slices_time_of_a_full_cluster() -> None:
     one = session(*((0.0, 9e4, 600.0, 4) for _ in range(2)))
     play(one, make_rule("gandiva"))
