@@ -542,12 +542,15 @@ class Proposer:
             return
         asked = problem.request, known.model, problem.groups, problem.choices
         for near in roomiest(*asked, self._seen):
+            if near.solution.key in self._tried:
+                continue
             budget = problem.request.evaluation_budget
             if budget is not None and known.model.evaluations["simulated"] >= budget:
                 return
             cuts = self._exact.candidates(near.solution.row, near.solution.order)
             known.found.append((near.solution, cuts))
-            if problem.over or np.isfinite(self._best()):
+            # Late or not: others would begin from the start.
+            if np.isfinite(self._best()):
                 return
             yield
 

@@ -159,13 +159,17 @@ def roomiest(
     choices: Choices,
     seen: Screened,
 ) -> Iterator[NearFeasible]:
-    """Yield one row for each mesh: the fastest that fit, then those with most room.
+    """Yield one row for each mesh: the fastest that fit, then those with much room.
 
-    They are left to try where nothing was simulated that fits. Takes the arguments of
-    :func:`find_near_feasible`, and prices one at a time: the first most often fits.
+    They are left to try where nothing was simulated that fits. Of meshes that leave at
+    least half as much room as any the fastest come first, then the rest by their room.
+    Takes the arguments of :func:`find_near_feasible`, and prices one at a time: the
+    first most often fits.
     """
     fast = np.argsort(seen.score, kind="stable")[:_FASTEST]
-    roomy = np.argsort(seen.excess_bytes, kind="stable")[:_MISSES]
+    room = -seen.excess_bytes
+    ample = room >= 0.5 * np.abs(room.max(initial=0.0))
+    roomy = np.lexsort((np.where(ample, seen.least, -room), ~ample))[:_MISSES]
     for among, fastest in (fast[np.isfinite(seen.score[fast])], True), (roomy, False):
         for place in range(len(among)):
             choice = seen.choice[among[place : place + 1]]

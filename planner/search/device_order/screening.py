@@ -46,12 +46,14 @@ class Screened:
             fits.
         unlimited: Score of the best row with enough memory.
         excess_bytes: Excess of the row with the least memory; 0 or less if it fits.
+        least: Score of that row with enough memory.
     """
 
     choice: Index
     score: Array
     unlimited: Array
     excess_bytes: Array
+    least: Array
 
 
 def screen(
@@ -106,11 +108,14 @@ def screen_in_steps(
             score = scores_of(costs, rows, request.objective)
             unlimited = scores_of(costs, rows, request.objective, fitting=False)
             first = np.cumsum(each) - each
+            excess = np.minimum.reduceat(costs.excess_bytes, first)
+            least = np.where(
+                costs.excess_bytes == np.repeat(excess, each), unlimited, np.inf
+            )
             best = [
-                np.minimum.reduceat(value, first)
-                for value in (score, unlimited, costs.excess_bytes)
+                np.minimum.reduceat(value, first) for value in (score, unlimited, least)
             ]
-            found.append((mine, np.stack(best)))
+            found.append((mine, np.stack([*best, excess])))
     return _joined(found)
 
 
@@ -149,13 +154,15 @@ def _joined(found: list[tuple[Index, Array]]) -> Screened:
             score=empty,
             unlimited=empty,
             excess_bytes=empty,
+            least=empty,
         )
     values = np.concatenate([best for _, best in found], axis=1)
     return Screened(
         choice=np.concatenate([mine for mine, _ in found]),
         score=values[0],
         unlimited=values[1],
-        excess_bytes=values[2],
+        excess_bytes=values[3],
+        least=values[2],
     )
 
 

@@ -152,7 +152,7 @@ def test_a_mesh_that_fitted_is_opened_with_rows_that_lack_no_more(seen: _Seen) -
     assert known.known == {(2,): (3.0, 1.5)}
 
 
-def test_the_fastest_that_fit_come_before_those_with_most_room(
+def test_the_fastest_that_fit_come_before_those_with_much_room(
     seen: _Seen,
 ) -> None:
     request, groups, choices, found = seen
@@ -164,11 +164,19 @@ def test_the_fastest_that_fit_come_before_those_with_most_room(
     assert all(one.excess_bytes <= 0 for one in fast)
     assert [one.unlimited for one in fast] == pytest.approx(found.score[best])
     assert len(few) == 12
-    least = np.sort(found.excess_bytes)[:12]
+    at = [int(np.flatnonzero(found.choice == one.choice)[0]) for one in few]
     # Of a mesh's rows under all plain orders, so at least as much as was glanced at.
+    lacks = found.excess_bytes[at]
     assert all(
-        one.excess_bytes <= lack + 1 for one, lack in zip(few, least, strict=True)
+        one.excess_bytes <= lack + 1 for one, lack in zip(few, lacks, strict=True)
     )
+    # Those with at least half of the most room come first, the fastest before others.
+    ample = lacks <= 0.5 * found.excess_bytes.min()
+    assert ample.tolist() == sorted(ample, reverse=True)
+    assert (np.diff(found.least[at][ample]) >= 0).all()
+    assert (np.diff(lacks[~ample]) >= 0).all()
+    most = found.excess_bytes <= 0.5 * found.excess_bytes.min()
+    assert ample.sum() == min(12, most.sum()) > 0
     exact = ExactPricer(request=request, model=model)
     for first in fast[0].solution, few[0].solution:
         cuts = exact.candidates(first.row, first.order)
