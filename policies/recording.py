@@ -10,6 +10,7 @@ from pathlib import Path
 from planner.errors import PlanFileError
 from planner.export.registry import write_folder
 from planner.schema.base import fingerprint_bytes
+from planner.schema.elastic import ElasticRecord
 from planner.schema.stream import StreamRecord
 
 __all__ = [
@@ -69,15 +70,17 @@ def weights_id(folder: str | os.PathLike[str]) -> str:
         ) from error
 
 
-def record_name(record: StreamRecord) -> str:
+def record_name(record: StreamRecord | ElasticRecord) -> str:
     """Return the file name: stream, seed, policy, and its weights if any."""
-    load = record.offered_load
-    parts = (
-        record.law or ("stream" if load is None else f"load{load:g}"),
-        None if record.seed is None else f"{record.seed}",
-        record.policy or "policy",
-        record.weights,
-    )
+    weights: str | None = None
+    if isinstance(record, ElasticRecord):
+        load = record.trace_load
+        stream = record.trace + ("" if load is None else f"-load{load:g}")
+    else:
+        load, weights = record.offered_load, record.weights
+        stream = record.law or ("stream" if load is None else f"load{load:g}")
+    seed = None if record.seed is None else f"{record.seed}"
+    parts = (stream, seed, record.policy or "policy", weights)
     told = "-".join(part for part in parts if part is not None)
     return f"{re.sub(r'[^A-Za-z0-9_.+-]', '_', told)[:200]}.json"
 
@@ -94,7 +97,7 @@ def require_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def write_records(
-    records: Iterable[StreamRecord],
+    records: Iterable[StreamRecord | ElasticRecord],
     folder: str | os.PathLike[str],
     *,
     force: bool = False,
@@ -103,8 +106,7 @@ def write_records(
 
     Args:
         records: Records of different streams or policies.
-        folder: Made if it does not exist; read by
-            :func:`planner.report.stream.build.read_streams`.
+        folder: Made if it does not exist; read by ``meshwright report``.
         force: Overwrite files of the same names with other contents.
     Returns:
         Paths written, in order.

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from envs.elastic.record import RecordedSession
 from envs.elastic.session import (
     Allocation,
     ElasticConfig,
@@ -70,6 +71,8 @@ class ElasticStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
         config: Configuration of the stream.
         slots: Jobs in view, the earliest deadlines first; late jobs come last.
         observe: Whether observations are encoded; all are 0 otherwise.
+        record: Whether to keep what happens; at the end ``info["record"]`` then is a
+            :class:`planner.schema.elastic.ElasticRecord`, for ``meshwright report``.
 
     Raises:
         StrategyError: If there is no slot; or as
@@ -77,11 +80,15 @@ class ElasticStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
     """
 
     def __init__(
-        self, config: ElasticConfig, slots: int = 64, observe: bool = True
+        self,
+        config: ElasticConfig,
+        slots: int = 64,
+        observe: bool = True,
+        record: bool = False,
     ) -> None:
         if slots < 1:
             raise StrategyError(f"slots={slots}; give at least one job in view")
-        self.session = ElasticSession(config)
+        self.session = RecordedSession(config) if record else ElasticSession(config)
         self._observe = observe
         session = self.session
         self._kinds, self._degrees = session.rates.shape[1:3]
@@ -149,7 +156,7 @@ class ElasticStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
                 f"action={number} of {self._actions}; give one that "
                 "action_masks() allows"
             )
-        reward, info = 0.0, {}
+        reward, info = 0.0, dict[str, Any]()
         if number:
             if self.session.over:
                 raise StrategyError("the episode has ended; call reset for the next")
@@ -158,6 +165,8 @@ class ElasticStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
             reward = self._proceed()
             if self.session.over:
                 info["summary"] = asdict(self.session.summary())
+                if isinstance(self.session, RecordedSession):
+                    info["record"] = self.session.record()
         return self._see(), reward, self.session.over, False, info
 
     def _begin(self) -> None:

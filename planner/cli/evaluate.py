@@ -1,25 +1,28 @@
-"""The commands ``meshwright evaluate``: partition, job-stream, job-stream-world."""
+"""The commands ``meshwright evaluate``: partition, job-stream(-world), elastic."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from planner.cli.learning import WeightsFolder, read_seeds, require_learning
+from planner.cli.options import OptionalFloat
 from planner.cli.output import emit_json, emit_table, note, progress
 from planner.errors import StrategyError
 
 if TYPE_CHECKING:
+    from envs.elastic.session import ElasticConfig, ElasticSummary
     from planner.schema.stream import StreamRecord
     from policies.partition.evaluation import Compared, Pair
 
 __all__ = [
     "EvaluateCommand",
+    "EvaluateElastic",
     "EvaluateJobStream",
     "EvaluateJobStreamWorld",
     "EvaluatePartition",
@@ -324,6 +327,123 @@ class EvaluateJobStreamWorld:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateElastic:
+    """Evaluate schedulers of elastic jobs on a trace."""
+
+    trace: Annotated[str, tyro.conf.arg(metavar="FILE")]
+    """CSV file of jobs; .gz if it is gzipped."""
+    throughputs: Annotated[str, tyro.conf.arg(metavar="PATH")]
+    """ElasticFlow's folder of throughputs, throughputs_TYPE, or Arena's file."""
+    trace_format: str = "elasticflow"
+    """Format of the trace: elasticflow, arena, philly or openb."""
+    cluster: str = "dgx-a100-40:32"
+    """The cluster; its device types are found among those of the throughputs."""
+    policies: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (
+        "elasticflow",
+        "cheapest-first",
+    )
+    """Schedulers: edf, edf+admission, tiresias, gandiva, elasticflow, learned …"""
+    loads: tuple[float, ...] = (1.0,)
+    """Shares of the trace's own load, 0.25 to 2."""
+    jobs: Annotated[
+        str | None, tyro.conf.arg(metavar="FIRST:COUNT", help_behavior_hint="")
+    ] = None
+    """Jobs of the trace; all by default."""
+    slot_s: float = 60.0
+    """Least time between two decisions."""
+    failure_s: OptionalFloat = None
+    """Mean time until a device fails; none fails by default."""
+    seed: int = 0
+    """Seed of the failures, and of what a trace lacks."""
+    record: Record = None
+    force: Force = False
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        """Play, and print."""
+        require_learning()
+        from envs.elastic.record import RecordedSession
+        from envs.elastic.session import ElasticSession
+        from envs.elastic.traces import at_load
+        from policies.elastic.registry import make_rule, play
+        from policies.recording import require_folder, write_records
+
+        if self.record is not None:
+            require_folder(self.record)
+        # Wrong names and loads are refused before long work.
+        for policy in self.policies:
+            make_rule(policy)
+        config = self._config()
+        traces = [at_load(config.trace, load) for load in self.loads]
+        kind = ElasticSession if self.record is None else RecordedSession
+        rows, records = [], []
+        with progress(len(self.policies) * len(traces), "run") as bar:
+            for policy in self.policies:
+                for load, trace in zip(self.loads, traces, strict=True):
+                    session = kind(replace(config, trace=trace))
+                    play(session, make_rule(policy), self.seed)
+                    rows.append((policy, load, session.summary()))
+                    if isinstance(session, RecordedSession):
+                        records.append(session.record(policy, load))
+                    bar.update(1)
+        if self.record is not None:
+            paths = write_records(records, self.record, force=self.force)
+            note(f"{len(paths)} records in {self.record}")
+        self._print(rows)
+
+    def _print(self, rows: Sequence[tuple[str, float, ElasticSummary]]) -> None:
+        if self.json:
+            emit_json(
+                [
+                    {"policy": policy, "load": load, **_plain(asdict(found))}
+                    for policy, load, found in rows
+                ]
+            )
+            return
+        emit_table(
+            ("policy", "load", "blocked", "declined", "late", "broken", "mean JCT h"),
+            [
+                (
+                    *(policy, f"{load:g}", f"{found.blocked:.4f}"),
+                    *(f"{found.declined}", f"{found.late}", f"{len(found.broken)}"),
+                    f"{found.mean_jct_s / 3600:.3g}",
+                )
+                for policy, load, found in rows
+            ],
+            numbers=True,
+        )
+
+    def _config(self) -> ElasticConfig:
+        from envs.elastic.costs import FailureLaw
+        from envs.elastic.session import ElasticConfig
+        from envs.elastic.throughput import arena_throughputs, elasticflow_throughputs
+        from envs.elastic.traces import read_trace, window
+        from planner.cluster import Cluster
+
+        path = Path(self.throughputs)
+        read = elasticflow_throughputs if path.is_dir() else arena_throughputs
+        source = read(path)
+        trace = read_trace(self.trace, self.trace_format, source, seed=self.seed)
+        if self.jobs is not None:
+            chosen = read_seeds(self.jobs, "jobs")
+            trace = window(trace, chosen.start, len(chosen))
+        mean_s = math.inf if self.failure_s is None else self.failure_s
+        return ElasticConfig(
+            trace=trace,
+            source=source,
+            cluster=Cluster.parse(self.cluster),
+            slot_s=self.slot_s,
+            failures=FailureLaw(mean_s=mean_s),
+        )
+
+
+def _plain(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return figures with null for those that there are not."""
+    return {k: _finite(v) if isinstance(v, float) else v for k, v in figures.items()}
+
+
 class _Records:
     """Records of streams, written when all are played.
 
@@ -382,6 +502,7 @@ _World = (
         EvaluateJobStreamWorld,
         tyro.conf.subcommand("job-stream-world", prefix_name=False),
     ]
+    | Annotated[EvaluateElastic, tyro.conf.subcommand("elastic", prefix_name=False)]
 )
 
 

@@ -21,7 +21,7 @@ __all__ = [
 #: Subcommands of train and evaluate.
 WORLDS = {
     "train": ("partition", "job-stream", "job-stream-world", "elastic"),
-    "evaluate": ("partition", "job-stream", "job-stream-world"),
+    "evaluate": ("partition", "job-stream", "job-stream-world", "elastic"),
 }
 
 RunFolder = Annotated[
@@ -70,8 +70,8 @@ def processes(workers: int) -> int:
     return workers or max(1, int(usable_cores()))
 
 
-def read_seeds(text: str) -> range:
-    """Read seeds written ``FIRST:COUNT``.
+def read_seeds(text: str, what: str = "seeds") -> range:
+    """Read seeds, or other numbers, written ``FIRST:COUNT``.
 
     Raises:
         StrategyError: If they are written otherwise.
@@ -79,6 +79,6 @@ def read_seeds(text: str) -> range:
     first, _, count = text.partition(":")
     if not (first.isdigit() and count.isdigit() and int(count) > 0):
         raise StrategyError(
-            f"seeds {text!r}; write FIRST:COUNT, for instance 600:4 for 600 to 603"
+            f"{what} {text!r}; write FIRST:COUNT, for instance 600:4 for 600 to 603"
         )
     return range(int(first), int(first) + int(count))

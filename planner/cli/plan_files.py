@@ -253,8 +253,15 @@ class ReportCommand:
             require_writable(path)
         with working(f"writing {', '.join(paths.values())}"):
             if any(map(_is_journal, self.plans)):
-                self._report_queue(paths)
-            elif any(map(_is_record, self.plans)):
+                if len(self.plans) > 1:
+                    raise PlanFileError(
+                        f"{len(self.plans)} folders; name one journal of meshwright "
+                        f"serve"
+                    )
+                self._report_queue(paths, "journals")
+            elif any(_is_record(path, b"elastic-stream") for path in self.plans):
+                self._report_queue(paths, "elastic streams")
+            elif any(_is_record(path, b"job-stream") for path in self.plans):
                 self._report_streams(paths)
             else:
                 self._report_plans(paths)
@@ -263,15 +270,11 @@ class ReportCommand:
         else:
             emit_text("\n".join(paths.values()))
 
-    def _report_queue(self, paths: dict[str, str]) -> None:
+    def _report_queue(self, paths: dict[str, str], what: str) -> None:
         from planner.report import write_queue_report
 
-        if len(self.plans) > 1:
-            raise PlanFileError(
-                f"{len(self.plans)} folders; name one journal of meshwright serve"
-            )
-        self._refuse_plans_options("journals")
-        write_queue_report(self.plans[0], paths)
+        self._refuse_plans_options(what)
+        write_queue_report(self.plans, paths)
 
     def _report_streams(self, paths: dict[str, str]) -> None:
         from planner.report import write_stream_reports
@@ -339,13 +342,17 @@ def _is_journal(path: str) -> bool:
     return (Path(path) / "journal.sqlite").is_file()
 
 
-def _is_record(path: str) -> bool:
-    """Return True for a folder, and for a file that is a record of a stream."""
+def _is_record(path: str, world: bytes) -> bool:
+    """Return True for a record of a stream, and for a folder of such."""
     place = Path(path)
     if place.is_dir():
-        return True
+        files = sorted(place.glob("*.json"))
+        # What has no record at all is told of as a folder of job streams.
+        return any(_is_record(str(file), world) for file in files) or (
+            world == b"job-stream"
+        )
     if not place.is_file():
         return False
     with place.open("rb") as stream:
         # The world is the second field of what evaluate writes.
-        return b'"world": "job-stream' in stream.read(4096)
+        return b'"world": "' + world in stream.read(4096)

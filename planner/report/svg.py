@@ -36,6 +36,7 @@ __all__ = [
     "require_renderer",
     "sheet",
     "ticks",
+    "time_unit",
     "told",
 ]
 
@@ -129,6 +130,14 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [index * step for index in range(first, last + 1)]
+
+
+def time_unit(span_s: float) -> tuple[float, str]:
+    """Seconds of the unit that a time axis is given in, and its name."""
+    for size, name in ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes")):
+        if span_s >= 2 * size:
+            return size, name
+    return 1.0, "seconds"
 
 
 def told(text: object) -> str:

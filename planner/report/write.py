@@ -127,34 +127,39 @@ def write_stream_reports(
 
 
 def write_queue_report(
-    folder: str, paths: Mapping[str, str | os.PathLike[str]]
+    folders: Sequence[str], paths: Mapping[str, str | os.PathLike[str]]
 ) -> None:
-    """Write a report of the journal of ``meshwright serve``.
+    """Write a report of a journal of ``meshwright serve``, or of elastic streams.
 
     Args:
-        folder: Folder of the journal.
+        folders: Folder of one journal; or records of elastic streams, or their folders.
         paths: File of each wanted form, ``html`` and ``md``.
 
     Raises:
         UnknownNameError: If a form is not known.
-        PlanFileError: If a file cannot be written, two are the same, or a form cannot
-            show a journal.
+        PlanFileError: If a file cannot be written, two are the same, a form cannot
+            show a queue, or a record cannot be read.
         JournalError: If the journal cannot be read.
     """
     _require_places(paths)
-    from planner.report.queue import queue_markdown, queue_page, read_queue_report
+    from planner.report.queue.data import read_elastic, read_queue_report
+    from planner.report.queue.page import queue_page
+    from planner.report.queue.tables import queue_markdown
 
     for form in paths:
         if form not in ("html", "md"):
             raise PlanFileError(
-                f"a journal has no {form} report; write html (-o) or Markdown (--md)"
+                f"queues have no {form} report; write html (-o) or Markdown (--md)"
             )
-    report = read_queue_report(folder)
+    if (Path(folders[0]) / "journal.sqlite").is_file():
+        reports = [read_queue_report(folders[0])]
+    else:
+        reports = [*read_elastic(folders)]
     _write(
         paths,
         {
-            "html": lambda: queue_page(report).encode(),
-            "md": lambda: queue_markdown(report).encode(),
+            "html": lambda: queue_page(reports).encode(),
+            "md": lambda: queue_markdown(reports).encode(),
         },
     )
 

@@ -19,6 +19,7 @@ from planner.schema.admission import (
 from planner.schema.base import Document, write_atomically
 from planner.schema.checkpoint import CheckpointRecord
 from planner.schema.cluster import ClusterDocument
+from planner.schema.elastic import ElasticRecord
 from planner.schema.federation import Federation
 from planner.schema.measurement import Measurement
 from planner.schema.pages import schema_pages
@@ -36,6 +37,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "checkpoint": CheckpointRecord,
     "cluster": ClusterDocument,
     "cluster-state": ClusterState,
+    "elastic": ElasticRecord,
     "federation": Federation,
     "job": JobRequest,
     "measurement": Measurement,

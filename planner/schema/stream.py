@@ -19,6 +19,9 @@ __all__ = [
     "StreamModel",
     "StreamPlan",
     "StreamRecord",
+    "record_json",
+    "require_below",
+    "require_equal_columns",
 ]
 
 #: How a job ended: by its deadline; after it, or turned away because it could not be
@@ -168,10 +171,7 @@ class StreamRecord(Document):
 
     def to_json(self) -> str:
         """JSON with a line a field and a line a column of jobs: they are long."""
-        data = self.to_data()
-        columns = data.pop("jobs")
-        last = _lines(columns, "    ")
-        return f'{{\n{_lines(data, "  ")},\n  "jobs": {{\n{last}\n  }}\n}}\n'
+        return record_json(self, "jobs")
 
     def counts(self) -> dict[Outcome, int]:
         """Jobs by outcome, those of none included."""
@@ -180,17 +180,12 @@ class StreamRecord(Document):
 
     @model_validator(mode="after")
     def _columns_fit(self) -> Self:
-        jobs, count = self.jobs, len(self.jobs)
-        for name in StreamJobs.model_fields:
-            if len(getattr(jobs, name)) != count:
-                raise ValueError(
-                    f"jobs.{name} has {len(getattr(jobs, name))} rows, jobs.arrival_s "
-                    f"{count}; all columns have a row a job"
-                )
-        _require_below("jobs.model", jobs.model, len(self.models))
-        _require_below("jobs.plan", jobs.plan, len(self.plans))
-        _require_below("jobs.devices", jobs.devices, len(self.device_sets))
-        _require_below("plans.model", (p.model for p in self.plans), len(self.models))
+        jobs = self.jobs
+        require_equal_columns("jobs", jobs)
+        require_below("jobs.model", jobs.model, len(self.models))
+        require_below("jobs.plan", jobs.plan, len(self.plans))
+        require_below("jobs.devices", jobs.devices, len(self.device_sets))
+        require_below("plans.model", (p.model for p in self.plans), len(self.models))
         devices = self.cluster.num_devices
         for name, pairs in (
             ("cluster.occupied", self.cluster.occupied),
@@ -249,6 +244,20 @@ class StreamRecord(Document):
         return self
 
 
+def record_json(record: Document, *tables: str) -> str:
+    """Write a record as JSON, a line a field and a line a column of long tables.
+
+    Args:
+        record: The record.
+        tables: Fields whose values are tables.
+    """
+    data = record.to_data()
+    long = [
+        f'  "{name}": {{\n{_lines(data.pop(name), "    ")}\n  }}' for name in tables
+    ]
+    return "{\n" + ",\n".join([_lines(data, "  "), *long]) + "\n}\n"
+
+
 def _lines(data: dict[str, object], indent: str) -> str:
     return ",\n".join(
         f"{indent}{json.dumps(key)}: "
@@ -257,7 +266,28 @@ def _lines(data: dict[str, object], indent: str) -> str:
     )
 
 
-def _require_below(name: str, values: Iterable[int], count: int) -> None:
+def require_equal_columns(name: str, table: Document) -> None:
+    """Refuse a table whose columns have different numbers of rows.
+
+    Raises:
+        ValueError: With the first two that differ.
+    """
+    columns = list(type(table).model_fields)
+    count = len(getattr(table, columns[0]))
+    for column in columns:
+        if len(getattr(table, column)) != count:
+            raise ValueError(
+                f"{name}.{column} has {len(getattr(table, column))} rows, "
+                f"{name}.{columns[0]} {count}; all columns have as many"
+            )
+
+
+def require_below(name: str, values: Iterable[int], count: int) -> None:
+    """Refuse indices of what is not there.
+
+    Raises:
+        ValueError: With the largest.
+    """
     most = max(values, default=-1)
     if most >= count:
         raise ValueError(f"{name} has index {most}, and there are {count} of them")

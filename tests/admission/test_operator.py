@@ -202,6 +202,35 @@ def test_a_time_limit_is_raised_or_ends_a_launch_without_blame(tmp_path: Path) -
     journal.close()
 
 
+def test_the_report_marks_failures_and_what_they_block(tmp_path: Path) -> None:
+    queue, journal, operator = _loop(tmp_path)
+    journal.submit(request("a", 900, 900.0, command=("train",)), 0.0)
+    journal.submit(request("b", 100, 900.0, command=("train",)), 0.0)
+    operator.tick()
+    operator.tick()
+    for number in (1, 2, 3):
+        queue.now += 10.0
+        queue.stop(f"mw-a-{number}")
+        operator.tick()
+        operator.tick()
+    while journal.jobs("active"):
+        queue.now += 10.0
+        operator.tick()
+    journal.close()
+    report = read_queue_report(str(tmp_path))
+    assert [bar.name for bar in report.bars if bar.failed] == [
+        f"mw-a-{number}" for number in (1, 2, 3)
+    ]
+    assert [(job.name, job.cause) for job in report.jobs] == [
+        ("a", "failed"),
+        ("b", ""),
+    ]
+    assert report.jobs[0].blocked_s == 30.0
+    text = tmp_path / "report.md"
+    assert main(["report", str(tmp_path), "--md", str(text)]) == 0
+    assert "| its launches failed | 1 |" in text.read_text()
+
+
 def test_progress_that_is_reported_counts(tmp_path: Path) -> None:
     queue, journal, operator = _loop(tmp_path)
     journal.submit(request("a", 300, 900.0, command=("train",)), 0.0)

@@ -47,6 +47,12 @@ from planner.schema.cluster import (
     Matrices,
     MeasuredCollective,
 )
+from planner.schema.elastic import (
+    ElasticJobs,
+    ElasticModel,
+    ElasticPieces,
+    ElasticRecord,
+)
 from planner.schema.federation import Formation
 from planner.schema.measurement import MeasuredPhase, Measurement, Traffic
 from planner.schema.methods import (
@@ -82,6 +88,7 @@ __all__ = [
     "checkpoints",
     "cluster_states",
     "clusters",
+    "elastic_records",
     "federations",
     "job_requests",
     "measurements",
@@ -655,6 +662,63 @@ def _stream_row(draw: st.DrawFn, number: int, way: tuple[str, bool]) -> dict[str
     }
 
 
+@st.composite
+def elastic_records(draw: st.DrawFn) -> ElasticRecord:
+    """Jobs of all outcomes, of which some run on one device or two, one at a time."""
+    ways = draw(st.lists(st.sampled_from(_ELASTIC_WAYS), max_size=6))
+    ran = [job for job, (*_, end) in enumerate(ways) if end is not None]
+    degree = draw(st.integers(1, 2))
+    pieces = {
+        "job": ran,
+        "kind": [0 for _ in ran],
+        "degree": [degree for _ in ran],
+        "hosts": [1 for _ in ran],
+        "start_s": [job + 0.25 for job in ran],
+        "end_s": [job + ways[job][2] for job in ran],
+        "stall_s": draw(st.lists(positives, min_size=len(ran), max_size=len(ran))),
+        "change": ["started" for _ in ran],
+        "failed": draw(st.lists(st.booleans(), min_size=len(ran), max_size=len(ran))),
+    }
+    jobs = {
+        "name": [f"{job}{draw(names)}" for job in range(len(ways))],
+        "model": [0 for _ in ways],
+        "submit_s": list(range(len(ways))),
+        "deadline_s": [job + 0.75 for job in range(len(ways))],
+        "iterations": [draw(positives) for _ in ways],
+        "answer": [answer for _, answer, _ in ways],
+        "told_s": [None if way[1] == "none" else at for at, way in enumerate(ways)],
+        "end_s": [
+            None if end is None else job + end for job, (*_, end) in enumerate(ways)
+        ],
+        "outcome": [outcome for outcome, *_ in ways],
+    }
+    return ElasticRecord(
+        trace=draw(names),
+        source=draw(names),
+        policy=draw(st.none() | names),
+        trace_load=draw(st.none() | positives),
+        seed=draw(st.none() | st.integers(0, 10**6)),
+        end_s=len(ways) + 1.0,
+        kinds=("gpu",),
+        degrees=(1, 2),
+        models=(ElasticModel(name=draw(names), rates=((1.0, draw(amounts)),)),),
+        devices=((0.0, (2,)),),
+        summary=draw(st.sampled_from([{}, {"jobs": len(ways)}, {"mean": math.inf}])),
+        jobs=ElasticJobs(**jobs),
+        pieces=ElasticPieces(**pieces),
+    )
+
+
+#: Outcome of a job, its answer, and its end after its submission.
+_ELASTIC_WAYS = (
+    ("met", "promised", 0.5),
+    ("met", "none", 0.75),
+    ("late", "promised", 0.9),
+    ("late", "none", None),
+    ("declined", "declined", None),
+    ("open", "promised", None),
+)
+
 _job_names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
 _sizes = st.floats(1, 1e3)
 #: Jobs of the model and the devices that tests.admission.small has.
@@ -668,7 +732,8 @@ job_requests = st.builds(
     elastic=st.booleans(),
     max_degree=st.none() | st.integers(1, 8),
     checkpoint_bytes=st.none() | amounts,
-    command=st.lists(names, max_size=2),
+    # No process can be given a NUL character.
+    command=st.lists(names.map(lambda word: word.replace("\0", "")), max_size=2),
 )
 throughput_tables = st.builds(table, spread=st.none() | st.floats(0.1, 1))
 

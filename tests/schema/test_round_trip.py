@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from planner.schema import Document, Federation, Plan, Strategy
 from planner.schema.cluster import ClusterDocument
+from planner.schema.elastic import ElasticRecord
 from planner.schema.measurement import Measurement
 from planner.schema.probe import ProbeDocument
 from planner.schema.stream import StreamRecord
 from tests.schema.documents import (
     clusters,
+    elastic_records,
     federations,
     measurements,
     plans,
@@ -35,6 +37,7 @@ KINDS = {
     Measurement: measurements,
     ProbeDocument: probes,
     StreamRecord: stream_records(),
+    ElasticRecord: elastic_records(),
 }
 
 

@@ -19,6 +19,7 @@ from planner.report.svg import (
     png_or_svg,
     sheet,
     ticks,
+    time_unit,
 )
 
 __all__ = ["stream_drawing", "stream_sheet"]
@@ -68,7 +69,7 @@ def stream_drawing(report: StreamReport) -> str:
             f"the records of one"
         )
     stream = report.streams[0]
-    _, unit = _unit(report.first.horizon_s)
+    _, unit = time_unit(report.first.horizon_s)
     panels = [
         (
             f"Blocking rate so far, {unit}",
@@ -96,13 +97,6 @@ def stream_drawing(report: StreamReport) -> str:
     return sheet((f"{stream.name} on {report.first.cluster.name}",), panels)
 
 
-def _unit(horizon_s: float) -> tuple[float, str]:
-    for size, name in ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes")):
-        if horizon_s >= 2 * size:
-            return size, name
-    return 1.0, "seconds"
-
-
 def _plane(stream_s: float, high: float, y_range: tuple[float, float]) -> Plane:
     return Plane(
         left=42,
@@ -116,7 +110,7 @@ def _plane(stream_s: float, high: float, y_range: tuple[float, float]) -> Plane:
 
 def _time_axis(plane: Plane) -> str:
     horizon_s = plane.x_range[1]
-    unit_s, _ = _unit(horizon_s)
+    unit_s, _ = time_unit(horizon_s)
     places = ticks(0, horizon_s / unit_s, 5)
     return plane.x_axis([(place * unit_s, f"{place:g}") for place in places])
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from envs.elastic.costs import FreeResize
 from envs.elastic.pools import HostPool
-from envs.elastic.session import ElasticConfig, ElasticSession
+from envs.elastic.record import RecordedSession
+from envs.elastic.session import Allocation, ElasticConfig, ElasticSession
 from envs.elastic.throughput import ModelKey, ThroughputTable
 from envs.elastic.traces import JobTrace
 
@@ -47,17 +48,48 @@ def trace(*jobs: tuple[float, float, float, int]) -> JobTrace:
     )
 
 
-def session(
-    *jobs: tuple[float, float, float, int], **options: object
-) -> ElasticSession:
-    """A session of jobs on one host of four devices, where resizes are free."""
+def config(*jobs: tuple[float, float, float, int], **options: object) -> ElasticConfig:
+    """Jobs on one host of four devices, where resizes are free."""
     fields = {
         "trace": trace(*jobs),
         "source": table(),
         "cluster": (HostPool(kind="gpu", hosts=1, devices=4),),
         "cost": FreeResize(),
     }
-    return ElasticSession(ElasticConfig(**{**fields, **options}))  # type: ignore[arg-type]
+    return ElasticConfig(**{**fields, **options})  # type: ignore[arg-type]
+
+
+def session(
+    *jobs: tuple[float, float, float, int], **options: object
+) -> ElasticSession:
+    """A session of :func:`config`."""
+    return ElasticSession(config(*jobs, **options))
+
+
+def give(*pairs: tuple[int, int], **fields: object) -> Allocation:
+    """Jobs and their degrees."""
+    jobs, degrees = zip(*pairs, strict=True) if pairs else ((), ())
+    more = {name: np.array(value, dtype=np.int64) for name, value in fields.items()}
+    return Allocation(
+        jobs=np.array(jobs, dtype=np.int64),
+        degree=np.array(degrees, dtype=np.int64),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def recorded() -> RecordedSession:
+    """Four jobs: one is paused for another, one is too slow, one lacks a device."""
+    one = RecordedSession(
+        config((0, 100, 30, 1), (10, 60, 60, 1), (10, 12, 100, 1), (35, 39, 9, 1))
+    )
+    one.apply(give((0, 2), promised=[0]))  # 20 of its 30 iterations, until 10 s
+    one.apply(give((0, 0), (1, 4), promised=[1], declined=[2]))
+    assert one.now_s == 30.0  # the second has ended
+    one.apply(give((0, 1)))
+    assert one.now_s == 35.0
+    one.apply(give(declined=[3]))
+    assert (one.over, one.now_s) == (True, 40.0)
+    return one
 
 
 def write_traces(folder: Path) -> Path:

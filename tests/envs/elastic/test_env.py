@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import Counter
 
 import gymnasium
 import numpy as np
@@ -76,6 +77,26 @@ def test_rewards_add_up_to_the_summary() -> None:
     assert isinstance(summary, dict)
     assert total == summary["met"] - summary["declined"] - summary["late"]
     assert summary["jobs"] == 3
+
+
+def test_a_recorded_episode_ends_with_its_record() -> None:
+    ends = []
+    for record in (False, True):
+        env = _env(record=record)
+        env.reset(seed=0)
+        random = np.random.default_rng(5)
+        info: dict[str, object] = {}
+        while not env.session.over:
+            assert "record" not in info
+            action = random.choice(np.flatnonzero(env.action_masks()))
+            *_, info = env.step(action)
+        ends.append(info)
+    plain, kept = ends
+    assert "record" not in plain
+    assert kept["summary"] == plain["summary"]
+    counts = Counter(kept["record"].jobs.outcome)
+    names = ("met", "late", "declined")
+    assert [counts[name] for name in names] == [plain["summary"][n] for n in names]
 
 
 def test_moves_of_a_job() -> None:
