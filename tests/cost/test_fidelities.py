@@ -115,6 +115,26 @@ def test_the_table_never_promises_memory_that_is_not_there(
         )
 
 
+@pytest.mark.parametrize("small", [(4,), (5, 6), (4, 7), (6,)], ids=str)
+def test_the_table_sees_small_devices_wherever_they_are(small: tuple[int, ...]) -> None:
+    sizes = np.full(8, 24e9)
+    sizes[list(small)] = np.array([4e9, 6e9])[: len(small)]
+    kinds = [(1, 1, device(f"of {size:.0e}", memory_bytes=size)) for size in sizes]
+    model = CostModel(setting_for(uniform_graph(32), hosts(*kinds, between=1e11)))
+    rows = pipelines(32)
+    table = model.table(table_of(rows))
+    behind = set()
+    for index, values in enumerate(rows):
+        exact = model.cost(even(model, values))
+        lacks = exact.memory.total - exact.limit_bytes
+        behind.add(1 < int(lacks.argmax()) < values["pp"] - 1)
+        slack = SLACK.get(schedule_name(values["schedule"]), 1.05) - 1.0
+        least = lacks.max() - 1e-9 * exact.peak_memory_bytes
+        most = lacks.max() + slack * exact.peak_memory_bytes
+        assert least <= table.excess_bytes[index] <= most, exact
+    assert True in behind
+
+
 @pytest.mark.parametrize("keeps_graph", [True, False])
 def test_the_table_bounds_random_strategies_of_a_real_model(keeps_graph: bool) -> None:
     # Embedding, head and norms make stages uneven, a tied weight lies on two of them.

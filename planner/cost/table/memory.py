@@ -371,7 +371,8 @@ def _with_updates(held: Held, more: float, update_every: int) -> Held:
 def _fill(
     rows: Columns,
     rules: Index,
-    ranks: _Ranks,
+    memory: _Ranks,
+    ranks: Index,
     limits: Array,
     of: ScalarBytes,
     updates: _Updates,
@@ -379,7 +380,7 @@ def _fill(
 ) -> None:
     """Fill in the fields of :class:`TableMemory`; ``rules`` are of each schedule."""
     # References of an array are counted each time that it is taken out of a tuple.
-    kept, peaks, crossing, whole, alone, first = ranks
+    kept, peaks, crossing, whole, alone, first = memory
     pp, replicas, shards, cp, tp, ep, zero = rows[:7]
     schedule, virtual, many, recompute, pairs, places = rows[7:]
     worst, excess, trained = found
@@ -400,8 +401,10 @@ def _fill(
         ways, left = _shares(degrees, tp[row], ep[row])
         one = _Row(pairs[row], recompute[row], order, degrees, ways, left)
         worst[row], excess[row] = 0.0, -np.inf
-        for place in range(min(degrees.pp, 3)):
-            rank = place if place < 2 else degrees.pp - 1
+        for place in range(limits.shape[1] if degrees.pp > 3 else min(degrees.pp, 3)):
+            rank = ranks[places[row], place]
+            if place > 2 and (rank < 2 or rank == degrees.pp - 1):
+                continue
             has = _scalars(kept, first, one, place)
             held = _held(kept, crossing, one, place, rank)
             working = _working(peaks, whole, one, place, of)
@@ -431,7 +434,7 @@ class TableMemory:
     """Memory of the rows of a strategy table; arrays of shape [n].
 
     Attributes:
-        memory_bytes: Peak of the fullest of ranks 0, 1 and last.
+        memory_bytes: Peak of the fullest rank that is priced.
         excess_bytes: Most bytes that one of them is over its limit.
         parameter_shards: Trained scalars that ZeRO leaves on a device of rank 0.
     """
@@ -443,7 +446,8 @@ class TableMemory:
 
 def table_memory(
     rows: Columns,
-    ranks: RankMemory,
+    memory: RankMemory,
+    ranks: Index,
     limits: Array,
     of: ScalarBytes,
     update_every: int = 0,
@@ -454,9 +458,10 @@ def table_memory(
 
     Args:
         rows: The table.
-        ranks: Memory of the cuts that ``rows.pair`` names.
-        limits: Bytes that ranks 0, 1 and last may use at each of ``rows.place``.
-            Shape [places, 3].
+        memory: Memory of the cuts that ``rows.pair`` names.
+        ranks: Ranks that are priced at each of ``rows.place``; the first three are 0, 1
+            and the last. Shape [places, watched].
+        limits: Bytes that they may use. Shape [places, watched].
         of: Bytes of scalars.
         update_every: Microbatches behind which a stage updates weights while others
             are under way; 0 if pipelines are flushed.
@@ -466,7 +471,8 @@ def table_memory(
     _fill(
         rows,
         schedule_columns(*RULES),
-        _Ranks(*(getattr(ranks, name) for name in _Ranks._fields)),
+        _Ranks(*(getattr(memory, name) for name in _Ranks._fields)),
+        ranks,
         limits,
         of,
         _Updates(update_every, sums),

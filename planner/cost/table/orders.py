@@ -46,7 +46,10 @@ class Places:
         types: Slowest device type of each pp rank, padded. Shape [places, most pp].
         bandwidth: Of the boundary after each rank, wrapping. [places, most pp].
         latency: The same in seconds.
-        limits: Bytes that ranks 0, 1 and last may use. Shape [places, 3].
+        ranks: Ranks whose memory is priced: 0, 1, the last, and where devices differ
+            in memory the first behind 0 with each limit, or the last again. Shape
+            [places, watched].
+        limits: Bytes that they may use. Shape [places, watched].
         core_contention: As :meth:`PricingContext.core_contention`. [places, 2].
         slowest: Slowest device type of all ranks. Shape [places].
         wait_s: What a message waits for a core at its receiver. Shape [places].
@@ -57,6 +60,7 @@ class Places:
     types: Index
     bandwidth: Array
     latency: Array
+    ranks: Index
     limits: Array
     core_contention: Array
     slowest: Index
@@ -216,13 +220,16 @@ class Orders:
         first, place = number_rows(which, pp)
         order, degree = which[first], pp[first]
         shape = (len(first), int(degree.max(initial=1)))
+        sizes = len(np.unique(self.context.facts.memory_bytes))
+        watched = (len(first), 3 + (sizes if sizes > 1 else 0))
         made = Places(
             which=place,
             pp=degree,
             types=np.zeros(shape, dtype=np.int64),
             bandwidth=np.full(shape, np.inf),
             latency=np.zeros(shape),
-            limits=np.zeros((len(first), 3)),
+            ranks=np.zeros(watched, dtype=np.int64),
+            limits=np.zeros(watched),
             core_contention=np.ones((len(first), 2)),
             slowest=np.zeros(len(first), dtype=np.int64),
             wait_s=self.core_waits_s[order],
@@ -243,8 +250,15 @@ class Orders:
         beyond = np.arange(made.types.shape[1]) >= pp[:, None]
         made.types[:] = np.where(beyond, made.types[:, :1], made.types)
         head = runs.heads
-        for column, stage in enumerate((0 * pp, np.minimum(1, pp - 1), pp - 1)):
-            made.limits[:, column] = memory[head + stage]
+        made.ranks[:] = (pp - 1)[:, None]
+        made.ranks[:, 0], made.ranks[:, 1] = 0, np.minimum(1, pp - 1)
+        behind = np.where(runs.stage > 0, memory, np.nan)
+        sizes = np.unique(memory)[: made.ranks.shape[1] - 3]
+        for column, size in enumerate(sizes.tolist(), start=3):
+            own = np.flatnonzero(behind == size)
+            place, earliest = np.unique(runs.owner[own], return_index=True)
+            made.ranks[place, column] = runs.stage[own[earliest]]
+        made.limits[:] = memory[head[:, None] + made.ranks]
         whole = runs.starts[head]
         made.slowest[:] = context.types_and_limits_of_runs(ids, whole)[0]
         bandwidth, latency = self._boundaries(made, order, each, runs, ids)

@@ -55,16 +55,17 @@ _RECEIVED, _SHARED, _RETURNED, _SENT, _OUTPUT = range(len(CROSSING))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Memory of the ranks of each cut that can be fullest: 0, 1 and last.
+    """Memory of the ranks of each cut that can be fullest.
 
-    They have the most microbatches in flight, the embedding, and the head.
+    Ranks 0, 1 and the last have the most microbatches in flight, the embedding, and the
+    head; the first of those with less memory has most in flight of them.
 
     Attributes:
         kept: Sums of these ranks; without what stage 0 would keep between the halves
-            of its backward, which is never split. Shape [pairs, 3, KEPT].
-        peaks: Greatest units of the same ranks. Shape [pairs, 3, PEAKS].
-        crossing: Bytes at the cuts of the same ranks, one microbatch. Shape [pairs, 3,
-            CROSSING].
+            of its backward, which is never split. Shape [pairs, watched, KEPT].
+        peaks: Greatest units of the same ranks. Shape [pairs, watched, PEAKS].
+        crossing: Bytes at the cuts of the same ranks, one microbatch. Shape [pairs,
+            watched, CROSSING].
         whole: Working set of a device that has all units, by :data:`IN_FLIGHT` and
             recompute kind, and of its last unit. Shape [pairs, 2, 4, 3].
         alone: Cast weights, gradients and working set of a device with whole weights,
@@ -145,7 +146,7 @@ def _tied(
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """Stages of ranks 0, 1 and last: those of all pairs, for one rank after another.
+    """Stages of some ranks: those of all pairs, for one rank after another.
 
     Attributes:
         combo: Combination. Shape [n]; likewise all that follow.
@@ -156,7 +157,8 @@ class _Stages:
         last: Number of the last stage of its pipeline.
         start: First unit of the stage.
         stop: Unit behind its last.
-        heads: Where the stages of one pair on one rank begin. Shape [3 pairs].
+        heads: Where the stages of one pair on one rank begin. Shape [watched x pairs].
+        watched: Number of ranks of each pair.
     """
 
     combo: Index
@@ -168,11 +170,12 @@ class _Stages:
     start: Index
     stop: Index
     heads: Index
+    watched: int
 
     def of_ranks(self, values: Array, over: np.ufunc) -> Array:
-        """Reduce stages' values to ranks'. [n, parts] to [pairs, 3, parts]."""
+        """Reduce stages' values to ranks'. [n, parts] to [pairs, watched, parts]."""
         found = over.reduceat(values, self.heads, axis=0)
-        found = found.reshape(3, len(self.heads) // 3, -1)
+        found = found.reshape(self.watched, len(self.heads) // self.watched, -1)
         return np.ascontiguousarray(found.swapaxes(0, 1))
 
 
@@ -183,15 +186,17 @@ def _stages_of(
     folded: Index,
     bounds: Index,
     problem: Index,
+    ranks: Index,
 ) -> _Stages:
     """List stages; the arguments are those of :func:`rank_memory`."""
-    # Stages of one rank, turn after turn, of all pairs side by side, then three ranks.
+    # Stages of one rank, turn after turn, of all pairs side by side, then more ranks.
     heads = np.cumsum(virtual) - virtual
     pair = np.repeat(np.arange(len(combo)), virtual)
     turn = np.arange(len(pair)) - heads[pair]
-    rank = np.concatenate([0 * pair, np.minimum(1, pp - 1)[pair], (pp - 1)[pair]])
-    firsts = np.concatenate([heads + place * len(pair) for place in range(3)])
-    turn, pair = np.tile(turn, 3), np.tile(pair, 3)
+    watched = ranks.shape[1]
+    rank = ranks.T[:, pair].ravel()
+    firsts = np.concatenate([heads + place * len(pair) for place in range(watched)])
+    turn, pair = np.tile(turn, watched), np.tile(pair, watched)
     p, back = pp[pair], folded[pair]
     stage = np.where((back > 0) & (turn == 1), 2 * p - 1 - rank, rank + turn * p)
     edges = problem[pair]
@@ -205,6 +210,7 @@ def _stages_of(
         start=bounds[edges, stage],
         stop=bounds[edges, stage + 1],
         heads=firsts,
+        watched=watched,
     )
 
 
@@ -256,6 +262,7 @@ def rank_memory(
     folded: Index,
     bounds: Index,
     problem: Index,
+    ranks: Index,
 ) -> RankMemory:
     """Sum up the fullest ranks of every cut.
 
@@ -268,8 +275,9 @@ def rank_memory(
         bounds: Stage boundaries, padded with the number of units. Shape [problems,
             most stages + 1].
         problem: Row of ``bounds`` of each pair.
+        ranks: The ranks to sum up. Shape [pairs, watched].
     """
-    of = _stages_of(combo, pp, virtual, folded, bounds, problem)
+    of = _stages_of(combo, pp, virtual, folded, bounds, problem, ranks)
     units = np.stack([*costs.transient_bytes], axis=-1)
     peaks = _greatest_of_runs(units, of.combo, of.start, of.stop)
     return RankMemory(

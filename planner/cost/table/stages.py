@@ -86,11 +86,12 @@ class Pairs:
     Attributes:
         combo: Index into the combinations of the unit costs.
         folded: 1 where rank r holds stages r and 2 pp - 1 - r, 0 where r, r + pp …
-        place: Row of the three tables below: place of each, see
+        place: Row of the tables below: place of each, see
             :class:`planner.cost.table.orders.Places`.
         types: Device type of each pp rank, padded. Shape [places, most pp].
         bandwidth: Of the boundary after each pp rank, wrapping. [places, most pp].
         latency: The same in seconds.
+        ranks: Ranks whose memory is summed up. Shape [places, watched].
     """
 
     combo: Index
@@ -101,6 +102,7 @@ class Pairs:
     types: Index
     bandwidth: Array
     latency: Array
+    ranks: Index
 
     @property
     def stages(self) -> Index:
@@ -116,7 +118,7 @@ class Summaries:
         load: Times of the slowest rank, one microbatch. Shape [pairs, TIMES].
         whole: Times of the whole model. Shape [pairs, TIMES].
         sends: Of transfers, see :data:`SENDS`. Shape [pairs, SENDS].
-        memory: Of ranks 0, 1 and last.
+        memory: Of the ranks that can be fullest.
     """
 
     load: Array
@@ -308,6 +310,13 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
         np.zeros(len(TIMES)),
     )
     memory = rank_memory(
-        costs, pairs.combo, pairs.pp, pairs.virtual, pairs.folded, bounds, problem
+        costs,
+        pairs.combo,
+        pairs.pp,
+        pairs.virtual,
+        pairs.folded,
+        bounds,
+        problem,
+        pairs.ranks[pairs.place],
     )
     return Summaries(load=load, whole=whole, sends=sends, memory=memory)

@@ -88,6 +88,7 @@ def _look_up(
         types=places.types,
         bandwidth=places.bandwidth,
         latency=places.latency,
+        ranks=places.ranks,
     )
     offloaded = costs.offloaded_bytes.sum(axis=-1)[table.recompute, combo] / table.pp
     return summarize(costs, pairs), pair, offloaded
@@ -309,6 +310,7 @@ def price_table(
     memory = table_memory(
         rows,
         summaries.memory,
+        places.ranks,
         places.limits,
         context.scalar_bytes,
         regime.asynchrony.update_interval,

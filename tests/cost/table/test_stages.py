@@ -83,6 +83,8 @@ def pairs_of(types_of_rank: list[int]) -> Pairs:
         [types_of_rank[:pp] + [types_of_rank[0]] * (degrees[-1] - pp) for pp in degrees]
     )
     pp, virtual, folded, combo = np.array(CUTS).T
+    each = np.array(degrees)
+    ranks = [0 * each, np.minimum(1, each - 1), each - 1, np.minimum(2, each - 1)]
     return Pairs(
         combo=combo,
         pp=pp,
@@ -92,6 +94,7 @@ def pairs_of(types_of_rank: list[int]) -> Pairs:
         types=types,
         bandwidth=np.full(types.shape, 4.0),
         latency=np.full(types.shape, 0.5),
+        ranks=np.stack(ranks, axis=1),
     )
 
 
@@ -151,7 +154,7 @@ def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
     alone = costs.whole_bytes[..., combo]
     assert found.memory.whole[row] == pytest.approx(alone)
     assert found.memory.first[row] == pytest.approx(costs.reduced_last[combo])
-    for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
+    for place, rank in enumerate((0, min(1, pp - 1), pp - 1, min(2, pp - 1))):
         units = ranks[rank]
         kept, peaks = found.memory.kept[row, place], found.memory.peaks[row, place]
         experts = costs.expert_parameters[combo, units].sum()
@@ -190,7 +193,7 @@ def test_each_stage_has_one_copy_of_a_tied_weight(row: int) -> None:
             summed += costs.tied_trained[combo, link]
             calls += 1
     assert found.tied[row] == pytest.approx([summed, calls])
-    for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
+    for place, rank in enumerate((0, min(1, pp - 1), pp - 1, min(2, pp - 1))):
         units = [u for s in ranks[rank] for u in stages[s]]
         for name, field in (
             ("dense", costs.dense_parameters),
@@ -215,7 +218,7 @@ def test_what_crosses_the_cuts_is_sent_and_received(row: int) -> None:
     assert found.sends[row, 0] == pytest.approx(sent)
     last = pp * virtual - 1
     local = {pp - 1} if folded else set()
-    for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
+    for place, rank in enumerate((0, min(1, pp - 1), pp - 1, min(2, pp - 1))):
         own = stages_of(rank, pp, virtual, folded)
         before, after = [0.0, *cut], [*cut, 0.0]
         want = {
