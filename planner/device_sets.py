@@ -9,7 +9,7 @@ best answer by the objective is the plan; the others are told beside it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,8 @@ from planner.request import PlanOptions, devices_without, make_request
 from planner.schema import Plan, Precision, Strategy
 from planner.schema.methods import runs_in, slots
 from planner.schema.plan_parts import OtherDevices
-from planner.search.base import Candidate, preference
+from planner.search.base import Candidate, SearchResult, preference
+from planner.search.expert import ExpertPartitioner
 from planner.search.families import NEAR
 from planner.space import Regime
 
@@ -39,6 +40,9 @@ __all__ = [
 
 
 Index = NDArray[np.int64]
+
+#: Devices up to which the whole space is looked through in a fraction of a second.
+_FEW = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,27 +89,32 @@ def other_devices(chosen: ChosenDevices, plan: Plan) -> tuple[OtherDevices, ...]
     """Tell of the device sets beside a plan's.
 
     Where it leaves some idle that have its dtype, the best strategy that was found for
-    all of them is told first.
+    all of them is told first; if the search found none, one by rules of thumb.
 
     Args:
         chosen: All that was answered.
         plan: What was chosen.
     """
     request, step_s = chosen.answer.request, plan.prediction.step_time_s
-    count = len(request.context.order)
     found = [_told_choice(*other, step_s) for other in chosen.others]
-    if plan.strategy.mesh.num_devices < count:
-        every = [
-            one
-            for result in chosen.answer.results
-            for one in result.candidates
-            if one.strategy.mesh.num_devices == count
-        ]
-        best = min(
-            every, key=lambda one: preference(one, request.objective), default=None
-        )
-        found.insert(0, _told(chosen.answer, best, step_s))
+    if plan.strategy.mesh.num_devices < len(request.context.order):
+        found.insert(0, _told(chosen.answer, _best_on_all(chosen.answer), step_s))
     return tuple(found)
+
+
+def _best_on_all(answer: Answer) -> Candidate | None:
+    """Return the best strategy that is known for all devices of an answer."""
+    request, count = answer.request, len(answer.request.context.order)
+
+    def using_all(results: Iterable[SearchResult]) -> list[Candidate]:
+        every = (one for result in results for one in result.candidates)
+        return [one for one in every if one.strategy.mesh.num_devices == count]
+
+    found = using_all(answer.results)
+    if not found:
+        rules = ExpertPartitioner(widen=count <= _FEW)
+        found = using_all([rules.search(replace(request, devices="all"))])
+    return min(found, key=lambda one: preference(one, request.objective), default=None)
 
 
 def list_choices(cluster: Cluster, options: PlanOptions) -> list[DeviceChoice]:

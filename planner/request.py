@@ -171,6 +171,8 @@ class PlanOptions:
                 f"efficiency of {', '.join(self.efficiency)} without "
                 f"allow_approximate=True, under which alone it counts; say both"
             )
+        if self.seed < 0:
+            raise StrategyError(f"seed={self.seed} is below 0; give at least 0")
         budget, seconds = self.evaluation_budget, self.time_budget_s
         if budget is not None and budget < 1:
             raise StrategyError(

@@ -119,8 +119,14 @@ def describe_run(config: Any, run: Path) -> None:
     path = run / "config.json"
     settings = json.loads(json.dumps(asdict(config)))
     if path.exists():
-        kept = json.loads(path.read_text(encoding="utf-8"))["settings"]
-        held = {_RENAMED.get(name, name): value for name, value in kept.items()}
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))["settings"]
+            held = {_RENAMED.get(name, name): value for name, value in kept.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StrategyError(
+                f"{path} does not hold the settings of a run; give another folder, or "
+                f"remove this one, and the run begins anew"
+            ) from error
         if held != settings:
             changed = sorted(k for k in settings if settings[k] != held.get(k))
             raise StrategyError(

@@ -131,4 +131,10 @@ def fill(network: nn.Module, tensors: Mapping[str, torch.Tensor], folder: Path) 
             f"{folder / _WEIGHTS} does not go with its {_CONFIG} "
             f"({' '.join(str(error).split())[:200]}); write both anew"
         ) from error
+    broken = [name for name, part in tensors.items() if not part.isfinite().all()]
+    if broken:
+        raise StrategyError(
+            f"{folder / _WEIGHTS}: {broken[0]} has numbers that are not finite; copy "
+            f"the file again, or train the policy anew"
+        )
     network.eval()

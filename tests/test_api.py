@@ -137,6 +137,7 @@ def test_a_cluster_may_be_named() -> None:
         ({"risk": "high"}, StrategyError, "risk='high'"),
         ({"memory_fraction": 1.5}, StrategyError, "memory_fraction=1.5"),
         ({"evaluation_budget": 0}, StrategyError, "evaluation_budget=0"),
+        ({"seed": -1}, StrategyError, "seed=-1 is below 0"),
         ({"pin": {"tb": 2}}, UnknownNameError, "did you mean 'tp'"),
         ({"pin": {"tp": 8.0}}, StrategyError, "pin tp=8.0 is not a whole number"),
         ({"pin": {"schedule": 1}}, StrategyError, "pin schedule=1 is not a name"),

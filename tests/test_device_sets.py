@@ -79,6 +79,49 @@ def test_a_plan_names_its_idle_devices_and_their_price() -> None:
     assert line.split(None, 1)[1].startswith("2 v100-16; with them in float32 a step")
 
 
+def test_what_idle_devices_would_cost_is_told_of_plans_that_use_them() -> None:
+    """One GPU wins in every dtype here; none of those plans is one "with them"."""
+    cluster = _mixed(("h100-80", 1), ("a100-80", 3), ("v100-16", 4))
+    chosen = plan(
+        _MODEL,
+        cluster,
+        global_batch=64,
+        seq_len=512,
+        devices="any",
+        partitioner="exhaustive",
+        evaluation_budget=12,
+    )
+    assert chosen.strategy.mesh.num_devices == 1
+    every, *others = chosen.provenance.device_sets
+    # The four that have bfloat16.
+    assert every.compute == "bfloat16"
+    assert sum(every.devices.values()) == 4
+    assert [sum(one.devices.values()) for one in others] == [1, 1]
+    lines = chosen.summary().splitlines()
+    (idle,) = [line for line in lines if line.startswith("idle")]
+    (dtype,) = [line for line in lines if line.startswith("dtype")]
+    assert "with them" not in idle
+    assert idle.count("times as long") == 1
+    assert dtype.count("; on 1 ") == 2
+
+
+def test_idle_devices_have_a_price_where_the_search_priced_no_plan_with_them() -> None:
+    chosen = plan(
+        _MODEL,
+        _mixed(("h100-80", 1), ("a100-80", 4)),
+        global_batch=64,
+        seq_len=512,
+        devices="any",
+        partitioner="learned",
+        evaluation_budget=12,
+    )
+    assert sum(chosen.provenance.idle.values()) == 4
+    (every,) = chosen.provenance.device_sets
+    assert every.devices == {"h100-80": 1, "a100-80": 4}
+    assert every.step_time_s is not None
+    assert every.step_time_s > chosen.prediction.step_time_s
+
+
 def test_a_plan_is_for_the_whole_cluster_whatever_it_leaves_idle() -> None:
     cluster = _mixed(("h100-80", 4), ("v100-16", 2))
     assert _planned(cluster).cluster == cluster.reference()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from planner.cli.learning import WeightsFolder, read_seeds, require_learning
-from planner.cli.options import OptionalFloat
+from planner.cli.options import OptionalFloat, SeqLen
 from planner.cli.output import emit_json, emit_table, note, progress
 from planner.errors import StrategyError
 
 if TYPE_CHECKING:
     from envs.elastic.session import ElasticConfig, ElasticSummary
+    from envs.partition import GraphStore
+    from envs.partition.world import World
     from planner.schema.stream import StreamRecord
+    from planner.search import Partitioner
     from policies.partition.evaluation import Compared, Pair
 
 __all__ = [
@@ -42,7 +45,12 @@ class EvaluatePartition:
         "occupied",
         "transfer",
     )
-    """Kinds of worlds."""
+    """Kinds of worlds, if no clusters and models are given."""
+    clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CLUSTER")] = ()
+    """Your clusters: names as for plan, or files."""
+    models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL")] = ()
+    """Your models: names or hf:PATH, as for plan."""
+    seq_len: SeqLen = None
     split: Literal["train", "validation", "test"] = "validation"
     """Split of their models and clusters; transfer is never trained on."""
     seeds: Annotated[str, tyro.conf.arg(metavar="FIRST:COUNT")] = "0:4"
@@ -55,7 +63,8 @@ class EvaluatePartition:
         "anneal",
         "evolutionary",
     )
-    """Partitioners to compare with; the best of them counts."""
+    """Partitioners to compare with; the best of them counts. shipped is the learned
+    one with the weights that ship."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -63,8 +72,7 @@ class EvaluatePartition:
         """Plan every world with all of them, and print."""
         require_learning()
         seeds = read_seeds(self.seeds)
-        from envs.partition import GraphStore, WorldSampler, sample_world
-        from planner.search import get_partitioner
+        from envs.partition import GraphStore, WorldSampler
         from policies.partition.evaluation import compare, summarise
         from policies.partition.network import load_network
         from policies.partition.partitioner import LearnedPartitioner
@@ -75,18 +83,14 @@ class EvaluatePartition:
             raise StrategyError(
                 f"--budget-s {self.budget_s} is not a number of seconds from 0 on"
             )
-        others = [get_partitioner(name) for name in self.against]
+        others = [_rival(name) for name in self.against]
         load_network(None if self.weights is None else Path(self.weights))
         judged = LearnedPartitioner(self.weights)
         graphs = GraphStore()
-        drawn = (
-            sample_world(kind, self.split, seed, graphs)
-            for kind in self.kinds
-            for seed in seeds
-        )
-        with progress(len(self.kinds) * len(seeds), "world") as bar:
+        own = bool(self.clusters or self.models)
+        with progress(len(seeds) * (1 if own else len(self.kinds)), "world") as bar:
             pairs = compare(
-                drawn,
+                self._worlds(seeds, graphs),
                 judged,
                 others,
                 budget_s=self.budget_s,
@@ -97,6 +101,37 @@ class EvaluatePartition:
             _emit_json(summarise(pairs), pairs)
         else:
             _emit_table(summarise(pairs))
+
+    def _worlds(self, seeds: range, graphs: GraphStore) -> Iterator[World]:
+        """Draw worlds of given clusters and models, or of all kinds."""
+        from envs.partition import sample_world
+        from envs.partition.sampler import OwnWorlds
+
+        if self.clusters or self.models:
+            drawn = OwnWorlds(
+                clusters=self.clusters,
+                models=self.models,
+                seq_len=self.seq_len,
+                split=self.split,
+                graphs=graphs,
+            )
+            return (drawn.world(seed) for seed in seeds)
+        return (
+            sample_world(kind, self.split, seed, graphs)
+            for kind in self.kinds
+            for seed in seeds
+        )
+
+
+def _rival(name: str) -> Partitioner:
+    """Return a partitioner by its name, or the learned one with shipped weights."""
+    from planner.search import get_partitioner
+
+    if name != "shipped":
+        return get_partitioner(name)
+    made = get_partitioner("learned")
+    made.name = name
+    return made
 
 
 def _finite(value: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,7 +92,11 @@ class TrainPartition:
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = [
-        (f"best of the first {count} meshes", f"{100 * regret:.1f} %", "over the best")
+        (
+            f"best of the first {count} meshes",
+            f"{100 * math.expm1(regret):.1f} %",
+            "over the best",
+        )
         for count, regret in (
             (name.rpartition("_")[2], value)
             for name, value in found.items()
@@ -102,8 +107,8 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("orders_mean", "an order of the hosts"),
         ("orders_best", "the best of ten orders"),
     ):
-        saved = -100 * found[name]
-        rows.append((title, f"{saved:+.1f} %", "against the plain orders"))
+        change = 100 * math.expm1(-found[name])
+        rows.append((title, f"{change:+.1f} %", "against the plain orders"))
     return rows
 
 

@@ -97,23 +97,29 @@ def _idle_line(plan: PlanFields) -> str:
     idle = plan.provenance.idle
     if not idle:
         return ""
-    there = [one for one in plan.provenance.device_sets if _uses(one, idle)]
-    told = [f"with them in {one.compute} {one.reason}" for one in there]
+    free = plan.strategy.mesh.num_devices + sum(idle.values())
+    told = [
+        f"{'with them' if count == free else f'on {_devices(one.devices)}'} "
+        f"in {one.compute} {one.reason}"
+        for one in plan.provenance.device_sets
+        if _uses_more(one, plan)
+        for count in [sum(one.devices.values())]
+    ]
     return "; ".join([_devices(idle), *told])
 
 
 def _dtype_line(plan: PlanFields) -> str:
-    """Say what other dtypes would bring without idle devices; empty if not tried."""
+    """Say what other dtypes would bring on no more devices; empty if not tried."""
     sets, compute = plan.provenance.device_sets, plan.strategy.precision.compute
     if all(one.compute == compute for one in sets):
         return ""
-    others = [one for one in sets if not _uses(one, plan.provenance.idle)]
+    others = [one for one in sets if not _uses_more(one, plan)]
     told = [f"on {_devices(o.devices)} in {o.compute} {o.reason}" for o in others]
     return "; ".join([compute, *told])
 
 
-def _uses(other: OtherDevices, idle: Mapping[str, int]) -> bool:
-    return bool(idle.keys() & other.devices.keys())
+def _uses_more(other: OtherDevices, plan: PlanFields) -> bool:
+    return sum(other.devices.values()) > plan.strategy.mesh.num_devices
 
 
 def _devices(counts: Mapping[str, int]) -> str:

@@ -58,6 +58,16 @@ class LearningConfig:
     worst: float = -2.0
     most_steps: int = 60_000
 
+    def __post_init__(self) -> None:
+        for name in ("meshes", "draws", "rounds", "most_steps"):
+            if getattr(self, name) < 1:
+                raise StrategyError(
+                    f"{name}={getattr(self, name)} of learning is below 1; give at "
+                    f"least 1"
+                )
+        if not self.softness > 0:
+            raise StrategyError(f"softness={self.softness} is not a number above 0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTrainConfig:
@@ -130,6 +140,11 @@ class PartitionTrainConfig:
                 )
         if self.seed < 0:
             raise StrategyError(f"seed={self.seed} is below 0; give at least 0")
+        if self.seq_len is not None and self.seq_len < 1:
+            raise StrategyError(
+                f"seq_len={self.seq_len} is below 1; give at least 1, or leave it out "
+                f"for the models' own"
+            )
         if self.examples < self.first_examples:
             raise StrategyError(
                 f"examples={self.examples} is below "

@@ -49,6 +49,16 @@ __all__ = [
 
 
 _FILE = "checkpoint.pt"
+#: Errors of reading a file that is cut off, or holds something else.
+_DAMAGED = (
+    OSError,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -143,13 +153,13 @@ def read_state(folder: Path, learner: Learner, store: ExampleStore) -> None:
         state: dict[str, Any] = torch.load(path, weights_only=True)
         learner.network.load_state_dict(state["network"])
         learner.optimizer.load_state_dict(state["optimizer"])
-        learner.step, learner.seconds = state["step"], state["seconds"]
+        learner.step, learner.seconds = int(state["step"]), float(state["seconds"])
         learner.best, learner.best_value = state["best"], state["best_value"]
         learner.best_step = state["best_step"]
         learner.best_figures = state["best_figures"]
         # Older runs call them lessons.
         store.restore(state.get("examples") or state["lessons"])
-    except (OSError, EOFError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
+    except _DAMAGED as error:
         raise StrategyError(
             f"{path} is damaged ({' '.join(str(error).split())[:120]}); remove it, and "
             f"the run begins anew"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from planner.cli.train import _rows
 from tests.cli.shell import ask
 from tests.plans import TINY
 
@@ -53,12 +55,36 @@ def test_a_network_is_trained_and_judged(
     assert table[1].split()[:3] == ["uniform", "1", f"{kind['ratio']:.4f}"]
 
 
+def test_weights_are_compared_with_the_shipped_ones_on_own_worlds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("evaluate", "partition", *OWN, "--seeds", "7:2", "--budget-s", "0")
+    found = ask(capsys, *words, "--against", "shipped", "--json").json
+    (kind,) = found["kinds"]
+    assert (kind["kind"], kind["worlds"]) == ("own", 2)
+    assert [one["world"] for one in found["worlds"]] == [
+        "own-validation-0-7",
+        "own-validation-0-8",
+    ]
+    # Both are the shipped weights here, which give the same plans.
+    assert kind["ratio"] == 1.0
+    for one in found["worlds"]:
+        assert one["learned"] == one["shipped"]
+
+
+def test_logarithms_of_a_validation_are_told_in_per_cent() -> None:
+    found = {"regret_at_1": math.log(1.5), "orders_mean": -math.log(2)}
+    rows = _rows({**found, "orders_best": math.log(2)})
+    assert [row[1] for row in rows] == ["50.0 %", "+100.0 %", "-50.0 %"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("train", "partitoin", "--out", "run"), "did you mean 'partition'?"),
         (("train", "partition", "--out", "run", "--workers", "-1"), "workers=-1"),
         (("train", "partition", "--out", "run", "--steps", "0"), "steps=0 is below 1"),
+        (("train", "partition", "--out", "run", "--seq-len", "0"), "seq_len=0"),
         (
             ("train", "partition", "--out", "run", "--clusters", "dgx-a10:2"),
             "did you mean 'dgx-a100'?",

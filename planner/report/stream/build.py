@@ -104,7 +104,7 @@ def read_streams(
             if not files:
                 raise PlanFileError(
                     f"folder {path} has no records (.json); write some with meshwright "
-                    f"evaluate job-stream --record {path}"
+                    f"evaluate job-stream or evaluate elastic, --record {path}"
                 )
         found += [StreamRecord.load(file) for file in files]
     return tuple(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,28 @@ def test_a_damaged_checkpoint_is_named(
     (tmp_path / "checkpoint.pt").write_bytes(b"no checkpoint")
     with pytest.raises(StrategyError, match=r"checkpoint\.pt is damaged"):
         train_partition(config, tmp_path)
+    torch.save([1], tmp_path / "checkpoint.pt")
+    with pytest.raises(StrategyError, match=r"checkpoint\.pt is damaged"):
+        train_partition(config, tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(StrategyError, match="does not hold the settings of a run"):
+        train_partition(config, tmp_path)
+
+
+def test_weights_that_are_not_finite_are_refused(
+    trained: tuple[Path, SavedNetwork, list[WatchedStep]], tmp_path: Path
+) -> None:
+    made = deepcopy(trained[1].network)
+    with torch.no_grad():
+        next(made.parameters())[0] = torch.nan
+    save_network(made, {}, tmp_path)
+    with pytest.raises(StrategyError, match="numbers that are not finite"):
+        load_network(tmp_path)
+
+
+def test_a_step_draws_at_least_one_order() -> None:
+    with pytest.raises(StrategyError, match="draws=0 of learning is below 1"):
+        LearningConfig(draws=0)
 
 
 def test_what_cannot_be_read_leaves_no_folder(
