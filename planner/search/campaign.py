@@ -115,6 +115,7 @@ class _Prices(Budget):
         simulated = self._simulated.get(solution.key)
         if simulated is not None:
             return simulated
+        self._recall(solution)
         row, closed = solution.key[1], self._scores[solution.key]
         if closed < _OVER:
             return closed * self._ratios.get(row, 1.0)
@@ -158,6 +159,7 @@ class _Prices(Budget):
 
     def unlimited(self, solution: Solution) -> float:
         """Return the score that a priced solution would have with enough memory."""
+        self._recall(solution)
         return self._unlimited.get(solution.key, self.corrected(solution))
 
     def price_key(self, solution: Solution) -> object:
@@ -166,7 +168,17 @@ class _Prices(Budget):
         Most such solutions differ in the places of equal devices, others in messages
         that overlap with the rest of the step. Each must have been priced.
         """
+        self._recall(solution)
         return self._groups[solution.key]
+
+    def _recall(self, solution: Solution) -> None:
+        """Price a solution again that :meth:`_forget` dropped since it was priced.
+
+        Searches that race share the prices: what one prices may make room by what
+        another still holds.
+        """
+        if solution.key not in self._scores:
+            self._price([solution])
 
     def _group(self, solution: Solution) -> object:
         row, types = solution.row, self._types[solution.order]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from planner.cost import CostModel
 from planner.search.campaign import Campaign
 from planner.search.device_order.climb import Limits, climb, climb_in_steps
 from planner.search.device_order.screening import screen, screen_in_steps
+from planner.search.evolutionary import EvolutionaryPartitioner
 from planner.search.exhaustive import ExhaustivePartitioner
 from planner.search.moves import Solution
 from planner.search.steps import Steps, completed
 from planner.space import StrategyTable, enumerate_strategies
 from tests.cost.made import device, hosts, request_for, uniform_graph
 from tests.search.device_order.made import mixed_hosts, opened, prepared
+
+Array = NDArray[np.float64]
 
 SHORT = hosts((2, 4, device(memory_bytes=1.71e9)))
 
@@ -83,6 +87,53 @@ def test_a_simulation_stands_in_for_a_price_that_was_not_asked_for() -> None:
     campaign.price([turned])
     plain = Campaign(request)
     assert campaign.corrected(turned) == plain.price([turned])[0]
+
+
+def test_a_solution_that_was_forgotten_is_priced_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = request_for(uniform_graph(12), SHORT, 48)
+    campaign = Campaign(request)
+    table = StrategyTable.concatenate(list(enumerate_strategies(request.facts)))
+    order = request.context.order
+    every = [Solution(order=order, row=row) for row in table.rows()]
+
+    def numbers() -> Array:
+        return np.array([[campaign.corrected(s), campaign.unlimited(s)] for s in every])
+
+    def kinds() -> list[object]:
+        return [(campaign.may_fit(one), campaign.price_key(one)) for one in every]
+
+    campaign.price(every)
+    campaign.simulate(every[0])
+    priced, known = numbers(), kinds()
+    monkeypatch.setattr("planner.search.campaign._REMEMBERED", 4)
+    turned = [Solution(order=order[::-1].copy(), row=every[0].row)]
+    campaign.price(turned)
+    assert not all(campaign.is_priced(one) for one in every)
+    assert kinds() == known
+    assert numbers() == pytest.approx(priced, rel=1e-12)
+
+
+def test_evolution_goes_on_where_others_made_room_for_their_prices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = request_for(uniform_graph(12), mixed_hosts(), 16, time_budget_s=1e6)
+    campaign = Campaign(request)
+    campaign.price(
+        [
+            Solution(order=request.context.order, row=row)
+            for table in enumerate_strategies(request.facts)
+            for row in table.rows()
+        ]
+    )
+    steps = EvolutionaryPartitioner().contend(campaign)
+    while not campaign.has_fit:
+        next(steps)
+    monkeypatch.setattr("planner.search.campaign._REMEMBERED", 2)
+    for _ in range(12):
+        campaign._forget()
+        next(steps)
 
 
 @pytest.mark.parametrize(("action_s", "tried"), [(0.0, True), (1e9, False)])
