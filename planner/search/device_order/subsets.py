@@ -88,9 +88,10 @@ def _sequences(request: Request, groups: DeviceGroups, usable: Mask) -> Index:
         found.append(groups.by_links(central, usable))
         if len(np.unique(kinds)) > 1:
             found.append(groups.by_links(int(found[3][0]), usable))
-    unique = {tuple(sequence.tolist()): sequence for sequence in found}
+    # Of equal ones the last: the order after all others is the one to look at first.
+    unique = {tuple(sequence.tolist()): sequence for sequence in reversed(found)}
     padded = np.full((len(unique), len(groups)), -1, dtype=np.int64)
-    for row, sequence in enumerate(unique.values()):
+    for row, sequence in enumerate(reversed(unique.values())):
         padded[row, : len(sequence)] = sequence
     return padded
 
