@@ -41,7 +41,8 @@ class DeviceSubset:
     Attributes:
         count: Number of devices that are used.
         usable: Mask of the groups that they may be in. Shape [groups].
-        sequences: Plain orders of the usable groups, -1 after the last. [n, groups].
+        sequences: Plain orders of the usable groups, -1 after the last; the last order
+            is by links from the fastest group. Shape [n, groups].
     """
 
     count: int

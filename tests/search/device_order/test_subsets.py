@@ -170,3 +170,15 @@ def test_most_of_a_kind_is_a_choice_where_it_divides_in_more_ways_than_all() -> 
     assert {200, 192} <= of_fast
     of_all = {subset.count for subset in choices.subsets if subset.usable.all()}
     assert {360, 320, 256, 128, 64} <= of_all
+
+
+def test_the_last_plain_order_begins_with_the_fastest_devices() -> None:
+    """It is the one that meshes are screened under; slow first, few devices are slow."""
+    for cluster in (mixed_hosts(), mixed_hosts().with_occupied([0, 1, 2, 3])):
+        request, groups, choices = prepared(cluster, devices="any")
+        types = request.context.cluster.device_types
+        speed = np.array([kind.peak_flops_per_s["bfloat16"] for kind in types])
+        for subset in choices.subsets:
+            members = groups.kinds[subset.usable]
+            first = groups.kinds[subset.sequences[-1][0]]
+            assert speed[first] == speed[members].max()
