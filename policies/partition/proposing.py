@@ -8,6 +8,7 @@ Where no order matters, the neighbours of the best plan are simulated as well.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -173,16 +174,16 @@ def shortlist(problem: Problem, exact: ExactPricer, ranked: Index) -> Steps[Shor
     near_feasible = find_near_feasible(*asked, found)
     yield
     recut = yield from _recut_near_feasible(problem, exact, near_feasible, found)
-    limit = _FAR * recut.best
+    limit = _FAR * min(recut.best, found.score.min(initial=np.inf))
     fitting = found.choice[np.isfinite(found.score) & (found.score <= limit)]
     best = found.choice[np.argsort(found.score, kind="stable")]
-    first = ranked[np.isin(ranked, fitting)][:_RANKED]
-    both = [
-        *recut.choices[:_OPENED],
-        *first.tolist(),
-        *best[: min(_SEEN, len(fitting))].tolist(),
-    ]
-    chosen = np.array(list(dict.fromkeys(both)), dtype=np.int64)
+    # In turn, as there may be time for the first few alone.
+    turns = itertools.zip_longest(
+        best[: min(_SEEN, len(fitting))].tolist(),
+        ranked[np.isin(ranked, fitting)][:_RANKED].tolist(),
+    )
+    both = [*recut.choices[:_OPENED], *itertools.chain.from_iterable(turns)]
+    chosen = np.array([one for one in dict.fromkeys(both) if one is not None], np.int64)
     return Shortlist(chosen=chosen, seen=found, recut=recut)
 
 
