@@ -174,7 +174,7 @@ def shortlist(problem: Problem, exact: ExactPricer, ranked: Index) -> Steps[Shor
     near_feasible = find_near_feasible(*asked, found)
     yield
     recut = yield from _recut_near_feasible(problem, exact, near_feasible, found)
-    limit = _FAR * min(recut.best, found.score.min(initial=np.inf))
+    limit = _FAR * recut.best
     fitting = found.choice[np.isfinite(found.score) & (found.score <= limit)]
     best = found.choice[np.argsort(found.score, kind="stable")]
     # In turn, as there may be time for the first few alone.
@@ -275,6 +275,8 @@ _HOPELESS = 1.25
 #: Share of the time left for drawing orders, and the cost of one step of it: seconds,
 #: and seconds for each order and group (one core of 2020).
 _DRAWING, _STEP_S, _GROUP_S = 0.3, 4e-4, 1.5e-6
+#: Seconds for drawing orders at least, where nothing was simulated yet.
+_FIRST_S = 0.03
 #: Limit without a clock: orders times groups squared.
 _MOST_DRAWN = 120_000
 #: Rows that are simulated before other schedules are tried, and pipelines that are
@@ -379,7 +381,7 @@ class Proposer:
             score=layouts.score,
         )
         if problem.order_matters:
-            if problem.until is not None:
+            if problem.until is not None and not problem.late:
                 # Plain orders are sure answers; there may be no time for others.
                 yield from self._simulate(pricer, current, _PLAIN)
             if self._affordable():
@@ -448,6 +450,9 @@ class Proposer:
         if problem.until is None:
             return min(wanted, max(8, _MOST_DRAWN // groups**2))
         left = _DRAWING * (problem.until - time.perf_counter())
+        if not self.known.found:
+            # The first plan may as well have the network's orders.
+            left = max(left, _FIRST_S)
         each_step = left / groups - _STEP_S
         count = int(min(wanted, each_step / (_GROUP_S * groups)))
         return count if count >= 4 else 0
