@@ -381,12 +381,12 @@ class Proposer:
             score=layouts.score,
         )
         if problem.order_matters:
-            if problem.until is not None and not problem.late:
-                # Plain orders are sure answers; there may be no time for others.
-                yield from self._simulate(pricer, current, _PLAIN)
             if self._affordable():
                 drawn = yield from self._draw(seen, encoded, pricer)
                 current = joined([current, drawn])
+            if problem.until is not None and not problem.late:
+                # Sure answers; there may be no time for others.
+                yield from self._simulate(pricer, current, _PLAIN)
             current = yield from self._climb(pricer, current)
         yield from self._simulate(pricer, current)
         if not problem.order_matters:
