@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from planner.errors import ExecutionError, StrategyError
 
-__all__ = ["Factory", "RayVecEnv"]
+__all__ = ["Factory", "RayVecEnv", "start_ray"]
 
 #: Makes the environment of one worker: a gymnasium one, or many as a VecEnv.
 Factory = Callable[[], "gymnasium.Env[Any, Any] | VecEnv"]
@@ -121,7 +121,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         self._pending: list[Any] = []
         self._started = not ray.is_initialized()
         if self._started:
-            _start(address, wanted)
+            start_ray(address, wanted)
         try:
             self._check_room(wanted)
             actor = ray.remote(_Worker).options(num_cpus=cpus_per_worker)
@@ -309,7 +309,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         self._started = False
 
 
-def _start(address: str | None, cpus: float) -> None:
+def start_ray(address: str | None, cpus: float) -> None:
     """Start Ray, or join a running cluster."""
     quiet = {"log_to_driver": False, "logging_level": "warning"}
     if address is not None:

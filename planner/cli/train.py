@@ -51,6 +51,10 @@ class TrainPartition:
     workers: int = 0
     """Processes; 0 for one a core. All but one prepare worlds; without a limit of
     minutes, the weights do not depend on it."""
+    ray: Annotated[
+        str | None, tyro.conf.arg(metavar="auto|local|ADDRESS", help_behavior_hint="")
+    ] = None
+    """Ray cluster whose machines prepare worlds instead."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -62,7 +66,9 @@ class TrainPartition:
         from policies.partition.training import train_partition
 
         with _Bar(config.steps) as bar:
-            made = train_partition(config, self.out, watch=bar.tell, workers=workers)
+            made = train_partition(
+                config, self.out, watch=bar.tell, workers=workers, ray=self.ray
+            )
         found = made.notes["validated_on"]
         if self.json:
             emit_json({"policy": f"{self.out}/policy", **made.notes})

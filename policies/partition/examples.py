@@ -11,12 +11,12 @@ import os
 import signal
 import threading
 from collections.abc import Iterable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from planner.search.device_order.groups import DeviceGroups, group_devices
 from planner.search.device_order.pricer import OrderPricer, Priced, open_order_pricer
 from planner.search.device_order.subsets import Choices, list_choices
 from policies.partition.settings import PartitionTrainConfig, WorldSource, worlds_of
+
+if TYPE_CHECKING:
+    from policies.ray_pool import RayPool
 
 __all__ = [
     "Example",
@@ -181,6 +184,20 @@ def _begin() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _ray_pool(address: str) -> RayPool:
+    try:
+        from policies.ray_pool import RayPool
+    except ImportError as error:
+        raise StrategyError(
+            f"ray={address!r}: ray is not installed; pip install 'meshwright[ray]'"
+        ) from error
+    return RayPool(address)
+
+
+#: Least number of new examples that are prepared ahead.
+_AHEAD = 4
+
+
 class Preparer:
     """Prepares examples by split and place, the same in any process.
 
@@ -188,17 +205,32 @@ class Preparer:
         config: Settings of the run.
         folder: Folder of model graphs.
         processes: Worker processes; with 0, examples are prepared here when needed.
+        ray: Address of a Ray cluster that prepares them instead, on all its CPUs; see
+            :class:`policies.ray_pool.RayPool`. None for none.
     """
 
     def __init__(
-        self, config: PartitionTrainConfig, folder: Path, processes: int
+        self,
+        config: PartitionTrainConfig,
+        folder: Path,
+        processes: int,
+        ray: str | None = None,
     ) -> None:
         self._config, self._folder, self._processes = config, folder, processes
-        self._pool: ProcessPoolExecutor | None = None
+        self._ray = ray
+        self._pool: Executor | None = None
         self._begun: dict[_Key, Future[Example | None]] = {}
 
+    @property
+    def ahead(self) -> int:
+        """New examples to prepare ahead."""
+        return max(_AHEAD, 2 * self._processes)
+
     def __enter__(self) -> Preparer:
-        if self._processes:
+        if self._ray is not None:
+            self._pool = pool = _ray_pool(self._ray)
+            self._processes = pool.cpus
+        elif self._processes:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(
                 self._processes, context, initializer=_begin
@@ -243,8 +275,6 @@ class Preparer:
 
 #: Worlds in a row without an example before that is an error.
 _IN_VAIN = 50
-#: New examples that are prepared ahead.
-_AHEAD = 4
 
 
 class ExampleStore:
@@ -324,7 +354,8 @@ class ExampleStore:
 
     def _look_ahead(self) -> None:
         """Start preparing the next worlds, then examples that a resumed run lacks."""
-        self._preparer.ask("train", range(self._next, self._next + _AHEAD))
+        ahead = self._preparer.ahead
+        self._preparer.ask("train", range(self._next, self._next + ahead))
         self._preparer.ask(
             "train", (index for index in self._held if index not in self._examples)
         )

@@ -197,6 +197,7 @@ def train_partition(
     *,
     watch: Watch | None = None,
     workers: int = 1,
+    ray: str | None = None,
 ) -> SavedNetwork:
     """Train, or resume a run.
 
@@ -205,6 +206,8 @@ def train_partition(
         out: Folder of the run, made if it does not exist.
         watch: Called after each step.
         workers: Processes; all but one prepare examples.
+        ray: Address of a Ray cluster whose CPUs prepare them instead; ``"auto"`` for
+            the one that this machine belongs to, ``"local"`` for one started here.
     Returns:
         The network that is best on the validation worlds, also in ``policy/``.
     Raises:
@@ -222,7 +225,7 @@ def train_partition(
     describe_run(config, run)
     torch.set_num_threads(1)
     with (
-        Preparer(config, run / "graphs", workers - 1) as preparer,
+        Preparer(config, run / "graphs", workers - 1, ray) as preparer,
         _Run(config, run, preparer, start, watch) as training,
     ):
         return training.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner.errors import PlanFileError, StrategyError, UnknownNameError
+from planner.errors import ExecutionError, PlanFileError, StrategyError, UnknownNameError
 from policies.partition.network import (
     NetworkConfig,
     SavedNetwork,
@@ -229,6 +230,27 @@ def test_what_cannot_be_read_leaves_no_folder(
     with pytest.raises(StrategyError, match="nowhere"):
         train_partition(replace(config, start="nowhere"), run)
     assert not run.exists()
+
+
+@pytest.mark.slow
+def test_examples_that_a_ray_cluster_prepares_give_the_same_weights(
+    config: PartitionTrainConfig,
+    trained: tuple[Path, SavedNetwork, list[WatchedStep]],
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("ray", reason="ray is not installed")
+    made = train_partition(config, tmp_path, ray="local")
+    assert made.checkpoint == trained[1].checkpoint
+    with pytest.raises(ExecutionError, match="no Ray cluster answers at address="):
+        train_partition(config, tmp_path / "other", ray="127.0.0.1:9")
+
+
+def test_ray_that_is_not_installed_is_asked_for(
+    config: PartitionTrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "policies.ray_pool", None)
+    with pytest.raises(StrategyError, match="pip install 'meshwright"):
+        train_partition(config, tmp_path / "run", ray="auto")
 
 
 def test_weights_of_another_feature_version_do_not_begin(
