@@ -41,22 +41,28 @@ __all__ = ["main"]
 _QUICK = (1, 1.0)
 
 
+def _natural(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; give 0 or more")
+    return int(text)
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
+    parser.add_argument("--seed", type=_natural, default=0, help="of all that is drawn")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--worlds", metavar="FILE", help="plan these worlds")
     what.add_argument("--results", type=Path, metavar="FILE", help="only make tables")
     what.add_argument("--quick", action="store_true", help="a world of each kind")
     worlds = parser.add_argument_group("worlds")
-    worlds.add_argument("--kinds", nargs="+", metavar="KIND", default=KINDS)
+    worlds.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     worlds.add_argument(
         "--count",
         nargs="+",
-        type=int,
+        type=_natural,
         default=[200],
         metavar="N",
         help="worlds of each kind; several: one for each budget",
@@ -76,7 +82,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     worlds.add_argument(
         "--ablate",
-        type=int,
+        type=_natural,
         default=0,
         metavar="N",
         help="worlds of each kind on which parts of the learned one are left out",

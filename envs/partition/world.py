@@ -197,6 +197,8 @@ def _entries(data: Any, where: str) -> list[tuple[int, Any]]:
             f"{where}: worlds are a list, this is {type(data).__name__}; write "
             f'{{"worlds": [...]}}'
         )
+    if not data:
+        raise PlanFileError(f"{where}: the list of worlds is empty; write at least one")
     return list(enumerate(data))
 
 

@@ -340,7 +340,8 @@ def get_partitioner(name: str) -> Partitioner:
     """
     points = _registered()
     if name not in points:
-        raise UnknownNameError("partitioner", name, points)
+        # Not registered, as it races several, but a name that plan takes.
+        raise UnknownNameError("partitioner", name, (*points, "auto"))
     try:
         made = points[name].load()()
     except ImportError as error:

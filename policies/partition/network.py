@@ -40,6 +40,10 @@ __all__ = [
 ]
 
 
+#: Largest sizes; ten times those of any network that was of use.
+_MOST_WIDTH, _MOST_LAYERS = 4096, 64
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
     """Sizes of the network.
@@ -62,6 +66,13 @@ class NetworkConfig:
             raise StrategyError(
                 f"width={self.width}, layers={self.layers}, hidden={self.hidden} of a "
                 f"network are at least 1"
+            )
+        # A damaged description must not ask for all memory.
+        if max(self.width, self.hidden) > _MOST_WIDTH or self.layers > _MOST_LAYERS:
+            raise StrategyError(
+                f"width={self.width}, layers={self.layers}, hidden={self.hidden} of a "
+                f"network are more than {_MOST_WIDTH} wide or {_MOST_LAYERS} layers; "
+                f"give less"
             )
 
 

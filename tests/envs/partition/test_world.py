@@ -117,6 +117,7 @@ def test_a_malformed_world_is_named_with_its_field(
         ('{"worlds": [', "not a whole JSON document"),
         ('"llama3-8b"', "worlds are a list, this is str"),
         ('{"worlds": 3}', "worlds are a list, this is int"),
+        ('{"worlds": []}', "the list of worlds is empty"),
         ('{"worlds": [], "more": 1}', "field more"),
         ('{"worlds": [7]}', "world 0: a world is an object"),
     ],

@@ -123,4 +123,9 @@ def test_the_environment_shows_what_the_network_would_see() -> None:
 def test_sizes_below_one_are_refused() -> None:
     with pytest.raises(StrategyError, match="width=0, layers=2"):
         NetworkConfig(width=0)
+    # The description of weights may be damaged; 10 TB of weights are not made first.
+    with pytest.raises(StrategyError, match="width=10000000, layers=2"):
+        NetworkConfig(width=10_000_000)
+    with pytest.raises(StrategyError, match="layers=65"):
+        NetworkConfig(layers=65)
     assert PartitionNetwork().config == NetworkConfig()

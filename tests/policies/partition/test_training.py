@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from planner.errors import ExecutionError, PlanFileError, StrategyError, UnknownNameError
+from planner.errors import (
+    ExecutionError,
+    PlanFileError,
+    StrategyError,
+    UnknownNameError,
+)
 from policies.partition.network import (
     NetworkConfig,
     SavedNetwork,
