@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from planner.cost import CostModel
 from planner.schema.schedules import schedule_spec
 from planner.search import Request
 from planner.search.device_order.near_feasible import best_score
+from planner.search.device_order.pricer import Priced
 from planner.search.moves import Solution
 from planner.search.refine import ExactPricer
-from planner.search.steps import completed
+from planner.search.steps import Steps, completed
 from planner.space import enumerate_strategies, legal
 from planner.space.table import StrategyTable
 from policies.partition.network import load_network
@@ -150,21 +152,29 @@ def test_proposals_pause_after_each_batch_and_each_plan(cluster: Cluster) -> Non
     assert np.diff(priced).max() <= 8_000
 
 
-def test_plain_orders_are_simulated_before_any_are_drawn(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("late", [False, True])
+def test_the_first_plans_have_the_best_of_plain_and_drawn_orders(
+    late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = _hour(mixed_hosts())
     assert problem.order_matters
+    if late:
+        problem = replace(problem, until=time.perf_counter())
     known = Known(model=CostModel(problem.request.context))
-    monkeypatch.setattr(Proposer, "_draw", None)
+    drawn: list[Priced] = []
+    draw = Proposer._draw
+
+    def watched(self: Proposer, *asked: Any) -> Steps[Priced]:
+        assert not known.found
+        drawn.append((yield from draw(self, *asked)))
+        return drawn[-1]
+
+    monkeypatch.setattr(Proposer, "_draw", watched)
+    # There is no time for improving orders.
+    monkeypatch.setattr(Proposer, "_climb", None)
     proposer = Proposer(problem, load_network(), SearchConfig(), known)
     with pytest.raises(TypeError):
         completed(proposer.steps())
-    groups, subsets = problem.groups, problem.choices.subsets
-    plain = {
-        order.tobytes()
-        for subset in subsets
-        for order in groups.orders(subset.sequences, subset.count)
-    }
-    assert known.found
-    assert all(one.order.tobytes() in plain for one, _ in known.found)
+    (orders,) = drawn
+    assert len(orders) >= 4
+    assert bool(known.found) != late

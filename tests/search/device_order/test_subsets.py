@@ -173,7 +173,7 @@ def test_most_of_a_kind_is_a_choice_where_it_divides_in_more_ways_than_all() -> 
 
 
 def test_the_last_plain_order_begins_with_the_fastest_devices() -> None:
-    """It is the one that meshes are screened under; slow first, few devices are slow."""
+    """Meshes are screened under it; slow ones first, small fleets are all slow."""
     for cluster in (mixed_hosts(), mixed_hosts().with_occupied([0, 1, 2, 3])):
         request, groups, choices = prepared(cluster, devices="any")
         types = request.context.cluster.device_types
