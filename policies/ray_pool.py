@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -40,11 +41,12 @@ class RayPool(Executor):
         self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
         """Start a function; see :meth:`concurrent.futures.Executor.submit`."""
-        task = ray.remote(fn).options(num_cpus=1).remote(*args, **kwargs)
-        _, self._tasks = ray.wait(
-            [*self._tasks, task], num_returns=len(self._tasks) + 1, timeout=0
-        )
-        begun: Future[Any] = task.future()
+        task = ray.remote(_pickled).remote(fn, *args, **kwargs)
+        every = [*self._tasks, task]
+        _, self._tasks = ray.wait(every, num_returns=len(every), timeout=0)
+        begun: Future[Any] = Future()
+        begun.set_running_or_notify_cancel()
+        task.future().add_done_callback(lambda ended: _settle(begun, ended))
         return begun
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -57,3 +59,15 @@ class RayPool(Executor):
                 ray.cancel(task)
         elif wait and self._tasks:
             ray.wait(self._tasks, num_returns=len(self._tasks))
+
+
+def _pickled(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> bytes:
+    # Ray shares the arrays of a result, which cannot be written to.
+    return pickle.dumps(fn(*args, **kwargs))
+
+
+def _settle(begun: Future[Any], ended: Future[bytes]) -> None:
+    try:
+        begun.set_result(pickle.loads(ended.result()))  # noqa: S301  # of this run
+    except BaseException as error:  # whatever the function raised
+        begun.set_exception(error)
