@@ -130,6 +130,17 @@ def _counts(
     return found
 
 
+def _with_copies(request: Request, most: int, counts: list[int]) -> list[int]:
+    """Return the numbers, and the largest below ``most`` that divides the batch.
+
+    So many copies of the whole model share a batch equally; where its factors are odd,
+    that is seldom one of the numbers that divide in many ways.
+    """
+    batch = request.global_batch
+    copies = max((n for n in range(1, most) if batch % n == 0), default=0)
+    return [*counts, copies] if copies and copies not in counts else counts
+
+
 def _has_rows(request: Request, count: int) -> bool:
     """Return True if any strategy on ``count`` devices is legal."""
     mesh = enumerate_meshes(request.facts, count, request.pins)
@@ -154,9 +165,12 @@ def _subsets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
         some = [
             (fewer, mask)
             for count, mask in single
-            for fewer in _counts(request, count, _NEAREST, 1)
+            for fewer in _with_copies(
+                request, count, _counts(request, count, _NEAREST, 1)
+            )
         ]
-        fewer = _counts(request, total, _EDGES if total > _FEW else range(16, -1, -1))
+        edges = _EDGES if total > _FEW else range(16, -1, -1)
+        fewer = _with_copies(request, total, _counts(request, total, edges))
         return [(n, every) for n in (total, *fewer)] + single + some
     if _has_rows(request, total):
         return [(total, every), *single]

@@ -182,3 +182,16 @@ def test_the_last_plain_order_begins_with_the_fastest_devices() -> None:
             members = groups.kinds[subset.usable]
             first = groups.kinds[subset.sequences[-1][0]]
             assert speed[first] == speed[members].max()
+
+
+def test_as_many_devices_as_copies_share_the_batch_are_tried() -> None:
+    cluster = hosts((5, 8, device()), (2, 8, device("slow", memory_bytes=40e9)))
+    _, groups, choices = prepared(cluster, devices="any", global_batch=41 * 8)
+    counts = {
+        (subset.count, int(groups.sizes[subset.usable].sum()))
+        for subset in choices.subsets
+    }
+    assert (41, 56) in counts
+    assert (8, 40) in counts
+    assert (8, 16) in counts
+    assert len(counts) == len(choices.subsets)
