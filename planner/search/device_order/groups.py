@@ -128,6 +128,18 @@ class DeviceGroups:
             near = np.minimum(near, seconds[chosen])
         return np.array(order, dtype=np.int64)
 
+    def links_differ(self, among: Index | None = None) -> bool:
+        """Return True if not all pairs of groups are equally far apart.
+
+        Args:
+            among: Groups to look at; all if None.
+        """
+        seconds = self.seconds()
+        if among is not None:
+            seconds = seconds[np.ix_(among, among)]
+        off = seconds[~np.eye(len(seconds), dtype=bool)]
+        return bool(len(off) and np.ptp(off) > 1e-9 * off.max())
+
     def seconds(self, size_bytes: float = 16e6) -> Array:
         """Return the seconds of a message between groups. Shape [groups, groups]."""
         return self.latency + size_bytes / self.bandwidth

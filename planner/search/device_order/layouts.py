@@ -24,7 +24,7 @@ from planner.search.device_order.subsets import (
 from planner.search.steps import Steps, completed
 from planner.space import StrategyTable, expand_meshes
 
-__all__ = ["Layouts", "find_layouts", "find_layouts_in_steps"]
+__all__ = ["Layouts", "find_layouts", "find_layouts_in_steps", "orders_of"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -78,16 +78,17 @@ class Layouts:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Cell:
-    """A choice to price: its rows under all plain orders of its subset."""
+    """A choice to price: its rows under the plain orders of its subset, and others."""
 
     choice: int
     subset: DeviceSubset
     rows: Index
+    sequences: Index
 
     @property
     def many(self) -> int:
         """Number of prices to compute."""
-        return len(self.rows) * len(self.subset.sequences)
+        return len(self.rows) * len(self.sequences)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -148,7 +149,12 @@ def find_layouts_in_steps(
         return None
     owner = mesh_of_row(table, mesh)
     cells = [
-        _Cell(choice=choice, subset=choices.subsets[choices.subset[choice]], rows=rows)
+        _Cell(
+            choice=choice,
+            subset=(subset := choices.subsets[choices.subset[choice]]),
+            rows=rows,
+            sequences=orders_of(request, groups, subset, int(mesh[one, 0])),
+        )
         for choice, one in zip(chosen.tolist(), which.tolist(), strict=True)
         if len(rows := np.flatnonzero(owner == one))
     ]
@@ -160,6 +166,33 @@ def find_layouts_in_steps(
                 break
         found += _priced(request, model, groups, table, batch, recut or RecutMeshes())
     return _assembled(table, found)
+
+
+def orders_of(
+    request: Request, groups: DeviceGroups, subset: DeviceSubset, pp: int
+) -> Index:
+    """Return the plain orders, and one in which each pipeline is a run of near groups.
+
+    In plain orders each stage is such a run. Where links between sites are slow,
+    pipelines within sites send gradients over them, once a step, and no activations.
+
+    Args:
+        request: The question.
+        groups: Groups of its devices.
+        subset: The devices to use.
+        pp: Number of pipeline ranks; of fewer than two groups each there is no run.
+    Returns:
+        Groups in order, -1 after the last. Shape [n, groups].
+    """
+    last = subset.sequences[-1]
+    held = np.cumsum(groups.sizes[last[last >= 0]])
+    used = 1 + int(np.searchsorted(held, subset.count))
+    if pp == 1 or used < 2 * pp or request.launcher_limits is not None:
+        return subset.sequences
+    if not groups.links_differ(last[:used]):
+        return subset.sequences
+    turned = np.concatenate([*(last[at:used:pp] for at in range(pp)), last[used:]])
+    return np.concatenate([subset.sequences, turned[None]])
 
 
 def _eager(request: Request, mesh: Index) -> StrategyTable:
@@ -191,15 +224,11 @@ def _priced(
     recut: RecutMeshes,
 ) -> list[_Layout]:
     """Return a layout for every cell with a row that fits."""
-    sequences = np.concatenate([cell.subset.sequences for cell in cells])
-    counts = np.concatenate(
-        [np.full(len(c.subset.sequences), c.subset.count) for c in cells]
-    )
-    each = [len(cell.rows) for cell in cells for _ in cell.subset.sequences]
+    sequences = np.concatenate([cell.sequences for cell in cells])
+    counts = np.concatenate([np.full(len(c.sequences), c.subset.count) for c in cells])
+    each = [len(cell.rows) for cell in cells for _ in cell.sequences]
     order = np.repeat(np.arange(len(sequences)), each)
-    rows = table[
-        np.concatenate([np.tile(c.rows, len(c.subset.sequences)) for c in cells])
-    ]
+    rows = table[np.concatenate([np.tile(c.rows, len(c.sequences)) for c in cells])]
     costs = model.table_in_orders(rows, groups.orders(sequences, counts), order)
     score = recut.scores(costs, rows, request.objective)
     found, start = [], 0
@@ -222,7 +251,7 @@ def _priced(
                 score=float(best[kept[0]]),
                 cell=cell,
                 rows=cell.rows[kept],
-                sequence=cell.subset.sequences[under[:, kept[0]].argmin()],
+                sequence=cell.sequences[under[:, kept[0]].argmin()],
             )
         )
     return found

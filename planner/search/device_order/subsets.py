@@ -82,9 +82,8 @@ def _sequences(request: Request, groups: DeviceGroups, usable: Mask) -> Index:
             members[np.argsort(value, kind="stable")]
             for value in (-memory, speed, -speed)
         ]
-    seconds = groups.seconds()[np.ix_(members, members)]
-    off = seconds[~np.eye(len(members), dtype=bool)]
-    if len(off) and np.ptp(off) > 1e-9 * off.max():
+    if groups.links_differ(members):
+        seconds = groups.seconds()[np.ix_(members, members)]
         central = int(members[seconds.sum(axis=1).argmin()])
         found.append(groups.by_links(central, usable))
         if len(np.unique(kinds)) > 1:

@@ -14,7 +14,7 @@ from planner.cost.pipelines.flushed import has_textbook_time
 from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search import Request
 from planner.search.base import scores_of
-from planner.search.device_order.layouts import find_layouts
+from planner.search.device_order.layouts import find_layouts, orders_of
 from planner.search.device_order.pricer import OrderPricer, open_order_pricer
 from planner.search.device_order.subsets import Choices
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes, legal
@@ -69,7 +69,8 @@ def test_layouts_are_what_pricing_each_row_under_each_order_gives(name: str) -> 
         table = _mesh_rows(choices, request, choice)
         if not len(table):
             continue
-        ids = groups.orders(subset.sequences, subset.count)
+        orders = orders_of(request, groups, subset, int(choices.mesh[choice, 0]))
+        ids = groups.orders(orders, subset.count)
         scores = np.stack([_alone(request, table, order) for order in ids])
         priced += scores.size
         if np.isfinite(scores).any():
@@ -89,7 +90,8 @@ def test_layouts_are_what_pricing_each_row_under_each_order_gives(name: str) -> 
         # Its rows are the best of the mesh, best first, and the one of least memory.
         kept = np.sort(best[np.isfinite(best)])[:4]
         assert len(rows) in {len(kept), 5}
-        ids = groups.orders(subset.sequences, subset.count)
+        orders = orders_of(request, groups, subset, mesh[0])
+        ids = groups.orders(orders, subset.count)
         again = np.stack([_alone(request, rows, order) for order in ids]).min(axis=0)
         assert again[: len(kept)] == pytest.approx(kept, rel=1e-12)
         model = CostModel(replace(request.context, order=ids[0]))
@@ -98,6 +100,24 @@ def test_layouts_are_what_pricing_each_row_under_each_order_gives(name: str) -> 
         assert model.table(rows).memory_bytes.min() == pytest.approx(least, rel=1e-12)
         ids = groups.orders(layouts.sequence[[at]], subset.count)
         assert _alone(request, rows, ids[0])[0] == pytest.approx(layouts.score[at])
+
+
+def test_pipelines_within_sites_are_among_the_orders() -> None:
+    """Three sites of two groups: six stages of one group, then two of three."""
+    request, groups, choices = prepared(far_sites(6, 3))
+    subset = choices.subsets[0]
+    assert orders_of(request, groups, subset, 1) is subset.sequences
+    assert orders_of(request, groups, subset, 6) is subset.sequences
+    orders = orders_of(request, groups, subset, 2)
+    assert (orders[:-1] == subset.sequences).all()
+    first, second = orders[-1].reshape(2, 3)
+    for left, right in zip(first, second, strict=True):
+        others = np.delete(groups.bandwidth[left], [left, right])
+        assert groups.bandwidth[left, right] > others.max()
+    # On equal links it is no other order.
+    request, groups, choices = prepared(mixed_hosts())
+    subset = choices.subsets[0]
+    assert orders_of(request, groups, subset, 2) is subset.sequences
 
 
 def _drawn(pricer: OrderPricer, count: int, seed: int) -> tuple[Any, Any]:
