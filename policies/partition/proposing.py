@@ -275,7 +275,7 @@ _HOPELESS = 1.25
 #: Share of the time left for drawing orders, and the cost of one step of it: seconds,
 #: and seconds for each order and group (one core of 2020).
 _DRAWING, _STEP_S, _GROUP_S = 0.3, 4e-4, 1.5e-6
-#: Seconds for drawing orders at least, where nothing was simulated yet.
+#: Seconds for drawing orders at least, where nothing that fits was simulated yet.
 _FIRST_S = 0.03
 #: Limit without a clock: orders times groups squared.
 _MOST_DRAWN = 120_000
@@ -450,8 +450,8 @@ class Proposer:
         if problem.until is None:
             return min(wanted, max(8, _MOST_DRAWN // groups**2))
         left = _DRAWING * (problem.until - time.perf_counter())
-        if not self.known.found:
-            # The first plan may as well have the network's orders.
+        if not np.isfinite(self._best()):
+            # The first plan that fits may as well have the network's orders.
             left = max(left, _FIRST_S)
         each_step = left / groups - _STEP_S
         count = int(min(wanted, each_step / (_GROUP_S * groups)))
