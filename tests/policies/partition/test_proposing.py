@@ -152,6 +152,17 @@ def test_proposals_pause_after_each_batch_and_each_plan(cluster: Cluster) -> Non
     assert np.diff(priced).max() <= 8_000
 
 
+@pytest.mark.parametrize(("best", "drawing"), [(np.inf, True), (1.0, False)])
+def test_orders_are_drawn_late_where_nothing_fits_yet(
+    best: float, drawing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = replace(_hour(mixed_hosts()), until=time.perf_counter())
+    known = Known(model=CostModel(problem.request.context))
+    proposer = Proposer(problem, load_network(), SearchConfig(), known)
+    monkeypatch.setattr(Proposer, "_best", lambda self: best)
+    assert bool(proposer._affordable()) == drawing
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_the_first_plans_have_the_best_of_plain_and_drawn_orders(
     late: bool, monkeypatch: pytest.MonkeyPatch
