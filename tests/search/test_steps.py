@@ -131,9 +131,11 @@ def test_evolution_goes_on_where_others_made_room_for_their_prices(
     while not campaign.has_fit:
         next(steps)
     monkeypatch.setattr("planner.search.campaign._REMEMBERED", 2)
+    priced = campaign.evaluations["analytic"]
     for _ in range(12):
         campaign._forget()
         next(steps)
+    assert campaign.evaluations["analytic"] > priced
 
 
 @pytest.mark.parametrize(("action_s", "tried"), [(0.0, True), (1e9, False)])

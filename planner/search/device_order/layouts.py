@@ -78,7 +78,7 @@ class Layouts:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Cell:
-    """A choice to price: its rows under the plain orders of its subset, and others."""
+    """A choice to price: its rows, each under all orders of :func:`orders_of`."""
 
     choice: int
     subset: DeviceSubset

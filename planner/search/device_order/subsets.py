@@ -136,7 +136,8 @@ def _with_copies(request: Request, most: int, counts: list[int]) -> list[int]:
     that is seldom one of the numbers that divide in many ways.
     """
     batch = request.global_batch
-    copies = max((n for n in range(1, most) if batch % n == 0), default=0)
+    downwards = range(min(most - 1, batch), 0, -1)
+    copies = next((number for number in downwards if batch % number == 0), 0)
     return [*counts, copies] if copies and copies not in counts else counts
 
 

@@ -28,6 +28,7 @@ from policies.partition.proposing import (
     Proposer,
     SearchConfig,
     polish,
+    shortlist,
 )
 from tests.cost.made import device, hosts
 from tests.search.device_order.made import mixed_hosts, prepared
@@ -152,6 +153,24 @@ def test_proposals_pause_after_each_batch_and_each_plan(cluster: Cluster) -> Non
     assert np.diff(priced).max() <= 8_000
 
 
+def test_meshes_of_closed_forms_and_of_the_network_are_opened_in_turn() -> None:
+    problem = _hour(mixed_hosts())
+    exact = ExactPricer(
+        request=problem.request, model=CostModel(problem.request.context)
+    )
+    every = np.arange(len(problem.choices))
+    seen = completed(shortlist(problem, exact, every)).seen
+    best = seen.choice[np.argsort(seen.score, kind="stable")]
+    # A network that is wrong about all meshes.
+    ranked = np.concatenate([best[::-1], np.setdiff1d(every, best)])
+    short = completed(shortlist(problem, exact, ranked))
+    assert not len(short.recut.choices)
+    fitting = seen.choice[np.isfinite(seen.score)]
+    worst = ranked[np.isin(ranked, fitting)]
+    assert short.chosen[:4].tolist() == [best[0], worst[0], best[1], worst[1]]
+    assert len(set(short.chosen.tolist())) == len(short.chosen)
+
+
 @pytest.mark.parametrize(("best", "drawing"), [(np.inf, True), (1.0, False)])
 def test_orders_are_drawn_late_where_nothing_fits_yet(
     best: float, drawing: bool, monkeypatch: pytest.MonkeyPatch
@@ -164,7 +183,7 @@ def test_orders_are_drawn_late_where_nothing_fits_yet(
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_the_first_plans_have_the_best_of_plain_and_drawn_orders(
+def test_orders_are_drawn_before_the_first_plans_are_simulated(
     late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = _hour(mixed_hosts())
